@@ -1,0 +1,105 @@
+# bedside. Two commands matter: `make run` and `make test`. `make help` lists the rest.
+
+MODEL  ?= tests/demo-model/demo-q4_k_m.gguf
+BUILD  ?= build
+CC     ?= cc
+OPT    ?= -O2 -g
+SAN    ?=
+
+PKGS    = libmicrohttpd jansson libuv
+CFLAGS  = -std=c17 -D_GNU_SOURCE -I. $(OPT) $(SAN) -fno-math-errno -ffp-contract=off -pthread -fPIE \
+          -Wall -Wextra -Wshadow -Wconversion -Werror $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
+LDLIBS  = $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lunistring -lm -pthread
+
+SRC     = $(filter-out server/main.c,$(wildcard base/*.c config/*.c engine/*.c engine/cpu/*.c api/*.c server/*.c))
+OBJ     = $(SRC:%.c=$(BUILD)/obj/%.o)
+LIB     = $(BUILD)/libbedside.a
+TESTS   = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/unit/test_*.c tests/golden/test_*.c))
+BENCHES = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/bench/bench_*.c))
+FUZZERS = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fuzz/fuzz_*.c))
+DEPS    = $(OBJ:.o=.d) $(BUILD)/obj/server/main.d $(TESTS:=.d) $(BENCHES:=.d) $(FUZZERS:=.d)
+
+# Kernels are compiled for their instruction set and chosen at run time; everything else runs on any x86-64 (or other 64-bit) machine.
+HOT     = -O3
+ifeq ($(shell uname -m),x86_64)
+AVX2    = -mavx2 -mfma -mf16c
+AVX512  = -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mfma -mf16c
+endif
+
+all: $(BUILD)/bedside
+
+run: deps
+	@$(MAKE) --no-print-directory all
+	$(BUILD)/bedside serve --model $(MODEL)
+
+test: deps
+	@$(MAKE) --no-print-directory all tests
+	tests/run.sh $(BUILD)
+
+deps:
+	@tools/install-deps.sh
+
+tests: $(TESTS)
+bench: $(BENCHES)
+
+$(BUILD)/bedside: $(BUILD)/obj/server/main.o $(LIB)
+	$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS) -pie
+
+$(LIB): $(OBJ)
+	@rm -f $@
+	ar rcs $@ $^
+
+$(BUILD)/obj/engine/cpu/%_avx2.o:   ISA = $(HOT) $(AVX2)
+$(BUILD)/obj/engine/cpu/%_avx512.o: ISA = $(HOT) $(AVX512)
+
+$(BUILD)/obj/%.o: %.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(ISA) -MMD -MP -c -o $@ $<
+
+$(BUILD)/tests/unit/%: tests/unit/%.c $(LIB)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -MMD -MP -MF $@.d -o $@ $< $(LIB) -lcmocka $(LDLIBS)
+
+$(BUILD)/tests/golden/%: tests/golden/%.c $(LIB)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -MMD -MP -MF $@.d -o $@ $< $(LIB) -lcmocka $(LDLIBS)
+
+$(BUILD)/tests/bench/%: tests/bench/%.c $(LIB)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -MMD -MP -MF $@.d -o $@ $< $(LIB) $(LDLIBS)
+
+# The tests under AddressSanitizer and UndefinedBehaviorSanitizer.
+asan: deps
+	@$(MAKE) --no-print-directory BUILD=build-asan SAN="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer" all tests
+	tests/run.sh build-asan
+
+# A minute of fuzzing for each target (FUZZ_SECONDS to change), with clang's libFuzzer.
+FUZZ_SECONDS ?= 60
+fuzz:
+	@$(MAKE) --no-print-directory BUILD=build-fuzz CC=clang SAN="-fsanitize=address,undefined,fuzzer-no-link -fno-sanitize-recover=all" fuzzers
+	tests/fuzz/run.sh build-fuzz $(FUZZ_SECONDS)
+
+fuzzers: $(FUZZERS)
+$(BUILD)/tests/fuzz/%: tests/fuzz/%.c $(LIB)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -fsanitize=fuzzer -MMD -MP -MF $@.d -o $@ $< $(LIB) $(LDLIBS)
+
+clang:
+	@$(MAKE) --no-print-directory BUILD=build-clang CC=clang all tests
+
+check:
+	tools/check.sh
+
+help:
+	@echo "make run [MODEL=file.gguf]  install what is missing, build, serve on http://127.0.0.1:8080"
+	@echo "make test                   install, build, run every test"
+	@echo "make                        build/bedside only"
+	@echo "make asan | clang | check | fuzz | bench"
+	@echo "make clean"
+
+clean:
+	rm -rf build build-*
+
+-include $(DEPS)
+.PHONY: all run test deps tests bench asan fuzz fuzzers clang check help clean
+.DELETE_ON_ERROR:

@@ -1,0 +1,75 @@
+#!/bin/sh
+# Runs every test program of a build and the client tests, and ends with "N passed, N failed, N skipped".
+# usage: tests/run.sh BUILD [name...]     (names: only test programs whose path contains one of them)
+set -u
+cd "$(dirname "$0")/.." || exit 2
+build=$1
+shift
+log=$(mktemp)
+trap 'rm -f "$log" "$log.one"' EXIT
+: >"$log"
+failed_programs=0
+
+wanted() { # path name...
+    path=$1
+    shift
+    [ $# -eq 0 ] && return 0
+    for name in "$@"; do
+        case $path in *"$name"*) return 0 ;; esac
+    done
+    return 1
+}
+
+# One program that writes TAP. A crash counts as a failure of its own.
+run_tap() { # label command...
+    label=$1
+    shift
+    start=$(date +%s)
+    "$@" >"$log.one" 2>&1
+    rc=$?
+    ok=$(grep -c '^ *ok ' "$log.one")
+    bad=$(grep -c '^ *not ok ' "$log.one")
+    echo "$label: $ok ok, $bad not ok ($(($(date +%s) - start)) s)"
+    if [ $rc -ne 0 ] || [ "$bad" -ne 0 ] || [ "$ok" -eq 0 ]; then
+        sed 's/^/    /' "$log.one" | tail -n 80
+        if [ "$bad" -eq 0 ]; then
+            echo "    $label: exit status $rc, $ok tests"
+            failed_programs=$((failed_programs + 1))
+        fi
+    fi
+    cat "$log.one" >>"$log"
+}
+
+for source in tests/unit/test_*.c tests/golden/test_*.c; do
+    program=$build/${source%.c}
+    wanted "$source" "$@" || continue
+    run_tap "${source%.c}" env CMOCKA_MESSAGE_OUTPUT=TAP "$program"
+done
+
+skipped=0
+node_major=$( (node --version 2>/dev/null || echo v0) | sed 's/^v\([0-9]*\).*/\1/')
+for source in tests/http/test_*.mjs; do
+    [ -e "$source" ] || continue
+    wanted "$source" "$@" || continue
+    if [ "$node_major" -lt 20 ]; then
+        echo "$source: skipped, needs node 20 or newer"
+        skipped=$((skipped + 1))
+        continue
+    fi
+    if [ ! -d tests/http/node_modules ]; then
+        (cd tests/http && npm ci --no-audit --no-fund >"$log.one" 2>&1) || cat "$log.one"
+    fi
+    run_tap "${source%.mjs}" env BEDSIDE="$build/bedside" node --test --test-reporter=tap "$source"
+done
+
+for source in tests/http/test_*.sh tests/tools/test_*.sh; do
+    [ -e "$source" ] || continue
+    wanted "$source" "$@" || continue
+    run_tap "${source%.sh}" env BEDSIDE="$build/bedside" sh "$source"
+done
+
+passed=$(grep -c '^ok ' "$log")
+failed=$(($(grep -c '^not ok ' "$log") + failed_programs))
+skip_marks=$(grep -c '^ok .*# SKIP' "$log")
+echo "$((passed - skip_marks)) passed, $failed failed, $((skipped + skip_marks)) skipped"
+[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
