@@ -49,5 +49,6 @@ struct config {
 int config_load(struct config *c, int argc, char **argv, const char **positional, int max, int *n_positional, struct error *err);
 void config_free(struct config *c);
 void config_help(FILE *out);
+void config_markdown(FILE *out); /* the same table for the README */
 
 #endif
