@@ -58,7 +58,8 @@ struct sequence *sequence_new(struct engine *e, struct error *err);
 void sequence_free(struct engine *e, struct sequence *s); /* s may be NULL */
 int sequence_length(const struct sequence *s);            /* tokens fed so far */
 
-/* Forgets the last n tokens; only within the grid cell of the last one, at most ROLLBACK. 0 or -1. */
+/* Forgets the last n <= ROLLBACK tokens; only while the lengths before and after lie in one grid cell (length / GRID is the same): the token that
+ * fills a cell is final. 0 or -1. */
 int sequence_rollback(struct sequence *s, int n);
 
 struct step_item {
@@ -70,7 +71,7 @@ struct step_item {
     float *draft_logits;       /* not NULL (needs options.mtp): what the draft head, fed token p and the hidden row of p-1 (zeros for the first
                                   position), says of the token after p, for all rows [n_tokens][V] (tests; spec section 9) */
     int32_t *experts;          /* not NULL: receives the chosen experts [n_layers][n_tokens][used] (tests; MoE only) */
-    struct pick pick;          /* result, when a sampler was given */
+    struct pick pick;          /* result, when a sampler was given; id -1 when the row had no finite logit */
 };
 
 /* Runs one step. Either all items are done (0), or none is and no sequence has changed (-1, err): out of pages, beyond the context, too many

@@ -42,12 +42,12 @@ struct model {
     bool tied_output;
     int64_t context_length;         /* the model's own limit */
     int64_t n_params;
-    uint64_t weight_bytes;          /* of all tensors used */
+    uint64_t weight_bytes;          /* of all tensors used, the draft block included */
     struct {                        /* general.sampling.*, NAN where absent */
         double temperature, top_p, top_k;
     } sampling;
     /* filled by model_upload */
-    struct layer *layers;           /* [n_layers] */
+    struct layer *layers;           /* [n_layers]; `recurrent` and `index` are set from the start */
     struct mtp_block mtp;
     struct weight *token_embd, *output_norm, *output;
     /* private */
@@ -57,7 +57,8 @@ struct model {
 /* Reads and checks. `g` must outlive the model. */
 int model_open(struct model **out, const struct gguf *g, struct error *err);
 
-/* Gives every tensor to the backend. `mtp`: also the draft block (shape.n_kv_layers then counts its KV layer, the last). */
+/* Gives every tensor to the backend. shape.n_kv_layers counts the trunk's attention layers; a backend opened with one more gets the draft
+ * block too, whose KV layer is the last. */
 int model_upload(struct model *m, struct backend *b, struct error *err);
 void model_close(struct model *m);
 
