@@ -1,0 +1,49 @@
+/* server/main.c: the program. Picks the subcommand and nothing else. */
+#include <stdio.h>
+#include <string.h>
+
+#include "config/config.h"
+#include "server/commands.h"
+
+static int cmd_help(int argc, char **argv)
+{
+    if (argc == 1 && strcmp(argv[0], "--markdown") == 0) {
+        config_markdown(stdout);
+        return 0;
+    }
+    if (argc > 0) {
+        fprintf(stderr, "bedside: help takes no words but --markdown\n");
+        return 2;
+    }
+    config_help(stdout);
+    return 0;
+}
+
+static int cmd_version(int argc, char **argv)
+{
+    (void)argc;
+    (void)argv;
+    printf("bedside %s\n", BEDSIDE_VERSION);
+    return 0;
+}
+
+static const struct {
+    const char *name;
+    int (*run)(int argc, char **argv);
+} commands[] = {
+    {"serve", cmd_serve}, {"run", cmd_run}, {"inspect", cmd_inspect}, {"tokenize", cmd_tokenize}, {"help", cmd_help},
+    {"--help", cmd_help}, {"-h", cmd_help}, {"version", cmd_version}, {"--version", cmd_version},
+};
+
+int main(int argc, char **argv)
+{
+    if (argc < 2) {
+        config_help(stderr);
+        return 2;
+    }
+    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
+        if (strcmp(argv[1], commands[i].name) == 0)
+            return commands[i].run(argc - 2, argv + 2);
+    fprintf(stderr, "bedside: '%s' is not a command; the commands are serve, run, inspect, tokenize, help and version\n", argv[1]);
+    return 2;
+}
