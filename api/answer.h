@@ -31,6 +31,9 @@ bool answer_add(struct answer *a, enum token_kind kind, const char *bytes, size_
 /* No more tokens: hands out what was held back. */
 void answer_end(struct answer *a, struct buf *reasoning, struct buf *content);
 
+/* True while what comes next belongs to the reasoning: ask before answer_add to count reasoning tokens. */
+bool answer_in_reasoning(const struct answer *a);
+
 bool answer_out_of_memory(const struct answer *a);
 
 #endif

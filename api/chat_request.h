@@ -35,6 +35,7 @@ struct tool_call {
 struct chat_message {
     enum chat_role role;
     struct text content;             /* text parts joined; data NULL when null or absent */
+    size_t n_parts;                  /* how many text parts it was given as; 0 = a plain string (Qwen3's template knows no parts) */
     struct text reasoning;           /* reasoning_content; data NULL when absent */
     struct tool_call *calls;         /* assistant */
     size_t n_calls;
