@@ -1,0 +1,465 @@
+#include "server/chat.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+
+#include "api/answer.h"
+#include "base/alloc.h"
+#include "base/log.h"
+
+/* Belongs to its job: freed when both the connection and the scheduler have let go. Between chat_start and the `end` callback the fields below
+ * "scheduler thread" are that thread's alone; the connection's thread looks at them after the outbox was closed. */
+struct chat {
+    const struct chat_service *service;
+    struct job *job;
+    struct outbox outbox;
+    bool stream, include_usage, logprobs;
+    int n_prompt;
+    struct reply_head head;
+    atomic_int written; /* tokens of the answer, the one that ends it not counted */
+
+    /* scheduler thread */
+    struct answer *answer;
+    bool reasoning_now, may_reason;
+    int reasoning_tokens;
+    struct buf reasoning, content, chances; /* text and logprobs not yet sent (stream) or all of it */
+    size_t chances_shown;                   /* bytes of `chances` that belong to text handed out */
+    struct buf event;                       /* scratch */
+    bool stopped;                           /* by a stop string */
+    bool overrun;                           /* the client does not read */
+    int status;
+};
+
+/* ---- the service ---- */
+
+static float first_set(double setting, double file, float otherwise)
+{
+    if (!isnan(setting) && setting >= 0)
+        return (float)setting;
+    return isnan(file) ? otherwise : (float)file;
+}
+
+struct chat_defaults chat_defaults_of(const struct config *c, const struct engine_info *info, const struct tokenizer *t)
+{
+    float top_p = first_set(c->top_p, info->default_top_p, 1.0f);
+    float top_k = first_set((double)c->top_k, info->default_top_k, 0.0f);
+    return (struct chat_defaults){
+        .temperature = first_set(c->temperature, info->default_temperature, 1.0f),
+        .top_p = top_p > 0 && top_p <= 1 ? top_p : 1.0f,
+        .top_k = top_k >= 0 && top_k <= 1e9f ? (int)top_k : 0,
+        .min_p = first_set(c->min_p, NAN, 0.0f),
+        .repeat_penalty = first_set(c->repeat_penalty, NAN, 1.0f),
+        .n_vocab = tokenizer_vocab_size(t),
+    };
+}
+
+/* "/dir/name.gguf" -> "name". */
+static char *stem_of(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    const char *name = slash ? slash + 1 : path;
+    size_t len = strlen(name);
+    if (len > 5 && strcmp(name + len - 5, ".gguf") == 0)
+        len -= 5;
+    return alloc_text(name, len);
+}
+
+int chat_service_open(struct chat_service *s, const struct engine *e, struct scheduler *scheduler, const struct config *c, struct error *err)
+{
+    const struct engine_info *info = engine_info(e);
+    const struct tokenizer *t = engine_tokenizer(e);
+    *s = (struct chat_service){
+        .info = info,
+        .tokenizer = t,
+        .scheduler = scheduler,
+        .defaults = chat_defaults_of(c, info, t),
+        .default_max_tokens = (int)c->max_tokens,
+        .model = c->alias && c->alias[0] ? c->alias : info->model_name,
+        .file_stem = stem_of(c->model),
+        .think_open = tokenizer_find(t, "<think>"),
+        .think_close = tokenizer_find(t, "</think>"),
+        .started = (int64_t)time(NULL),
+    };
+    if (!s->file_stem)
+        return error_set(err, "out of memory");
+    if (chat_template_open(&s->chat_template, info->chat_template, info->chat_template_len, info->arch, err)) {
+        free(s->file_stem);
+        return -1;
+    }
+    return 0;
+}
+
+void chat_service_close(struct chat_service *s)
+{
+    chat_template_close(&s->chat_template);
+    free(s->file_stem);
+}
+
+bool chat_serves_model(const struct chat_service *s, const char *name, size_t len)
+{
+    const char *const known[] = {s->model, s->info->model_name, s->file_stem};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        if (strlen(known[i]) == len && memcmp(known[i], name, len) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* ---- one answer: scheduler thread ---- */
+
+/* Sends what is in c->event. */
+static void send_event(struct chat *c)
+{
+    if (c->event.failed || !outbox_put(&c->outbox, c->event.data, c->event.len)) {
+        if (!c->overrun)
+            log_warn("an answer was given up: its client does not read, or memory is short");
+        c->overrun = true;
+    }
+    buf_clear(&c->event);
+}
+
+/* Streams the text that is ready, with the logprobs gathered since the last time. */
+static void send_delta(struct chat *c)
+{
+    if (c->reasoning.len == 0 && c->content.len == 0)
+        return;
+    reply_chunk_delta(&c->event, &c->head, &c->reasoning, &c->content, c->logprobs ? &c->chances : NULL);
+    send_event(c);
+    buf_clear(&c->reasoning);
+    buf_clear(&c->content);
+    buf_clear(&c->chances);
+    c->chances_shown = 0;
+}
+
+/* Counts a token as reasoning or content by the ids of the think tags; the tags themselves count as reasoning. */
+static bool is_reasoning(struct chat *c, int32_t id)
+{
+    if (c->may_reason && id == c->service->think_open)
+        c->reasoning_now = true;
+    c->may_reason = false; /* only as the first token */
+    const bool now = c->reasoning_now;
+    if (id == c->service->think_close)
+        c->reasoning_now = false;
+    return now;
+}
+
+static bool on_token(void *ctx, const struct pick *pick)
+{
+    struct chat *c = ctx;
+    const struct tokenizer *t = c->service->tokenizer;
+    atomic_fetch_add(&c->written, 1);
+    const bool reasoning = is_reasoning(c, pick->id);
+    if (reasoning)
+        c->reasoning_tokens++;
+
+    size_t len;
+    const char *bytes = tokenizer_bytes(t, pick->id, &len);
+    const size_t before = c->content.len;
+    c->stopped = answer_add(c->answer, tokenizer_kind(t, pick->id), bytes, len, &c->reasoning, &c->content);
+    /* Tokens of a stop string are not reported, or their logprobs would show what is withheld (see on_end for those before the last). */
+    if (c->logprobs && !reasoning && !c->stopped)
+        reply_logprob(&c->chances, t, pick);
+    if (c->content.len > before)
+        c->chances_shown = c->chances.len;
+    if (c->stream)
+        send_delta(c);
+    return c->stopped || c->overrun;
+}
+
+static void usage_of(struct chat *c, struct usage *u)
+{
+    *u = (struct usage){.prompt_tokens = c->n_prompt, .completion_tokens = atomic_load(&c->written), .reasoning_tokens = c->reasoning_tokens};
+}
+
+static void end_with_error(struct chat *c, const char *message)
+{
+    if (c->stream) {
+        reply_chunk_error(&c->event, message);
+    } else {
+        struct api_error error = {0};
+        api_error_set(&error, c->status, NULL, NULL, "%s", message);
+        api_error_write(&error, &c->event);
+    }
+    send_event(c);
+}
+
+static void end_with_reply(struct chat *c, enum finish_reason reason)
+{
+    struct usage usage;
+    usage_of(c, &usage);
+    if (!c->stream) {
+        reply_whole(&c->event, &c->head, &c->reasoning, &c->content, c->logprobs ? &c->chances : NULL, reason, &usage);
+        if (!c->event.failed) {
+            c->status = 200;
+            send_event(c);
+        }
+        return;
+    }
+    send_delta(c);
+    reply_chunk_finish(&c->event, &c->head, reason);
+    if (c->include_usage)
+        reply_chunk_usage(&c->event, &c->head, &usage);
+    reply_chunk_done(&c->event);
+    send_event(c);
+}
+
+static void on_end(void *ctx, enum job_end why, const char *message)
+{
+    struct chat *c = ctx;
+    if (!c->stopped)
+        answer_end(c->answer, &c->reasoning, &c->content);
+    else if (c->chances.len > c->chances_shown)
+        c->chances.data[c->chances.len = c->chances_shown] = '\0';
+    const bool memory = answer_out_of_memory(c->answer) || c->reasoning.failed || c->content.failed || c->chances.failed;
+    switch (why) {
+    case JOB_STOP:
+    case JOB_LENGTH:
+        c->status = 503;
+        if (c->overrun)
+            break;
+        if (memory)
+            end_with_error(c, "the server ran out of memory for this answer; try again");
+        else
+            end_with_reply(c, why == JOB_LENGTH ? FINISH_LENGTH : FINISH_STOP);
+        break;
+    case JOB_CANCELLED:
+        c->status = 499; /* nobody is there to see it; for the log */
+        break;
+    case JOB_REFUSED:
+        c->status = 503;
+        end_with_error(c, message);
+        break;
+    case JOB_FAILED:
+        log_error("a request failed: %s", message);
+        c->status = 500;
+        end_with_error(c, message);
+        break;
+    }
+    outbox_close(&c->outbox);
+}
+
+static void chat_free(void *ctx)
+{
+    struct chat *c = ctx;
+    answer_free(c->answer);
+    buf_free(&c->reasoning);
+    buf_free(&c->content);
+    buf_free(&c->chances);
+    buf_free(&c->event);
+    outbox_free(&c->outbox);
+    free(c);
+}
+
+/* ---- one answer: connection thread ---- */
+
+static int out_of_memory(struct api_error *err)
+{
+    return api_error_set(err, 503, NULL, NULL, "the server is out of memory; try again later");
+}
+
+static int random_bytes(void *dst, size_t n)
+{
+    for (size_t done = 0; done < n;) {
+        ssize_t k = getrandom((char *)dst + done, n - done, 0);
+        if (k < 0 && errno != EINTR)
+            return -1;
+        if (k > 0)
+            done += (size_t)k;
+    }
+    return 0;
+}
+
+static struct chat *chat_new(const struct chat_service *s, const struct chat_request *r, const struct prompt *p, struct api_error *err)
+{
+    uint64_t id[2];
+    if (random_bytes(id, sizeof id)) {
+        api_error_set(err, 503, NULL, NULL, "the system gives no random numbers");
+        return NULL;
+    }
+    struct chat *c = alloc_array(1, sizeof *c);
+    if (!c || outbox_open(&c->outbox)) {
+        free(c);
+        out_of_memory(err); /* or of file descriptors: both pass when others leave */
+        return NULL;
+    }
+    c->service = s;
+    c->stream = r->stream;
+    c->include_usage = r->include_usage;
+    c->logprobs = r->sampling.want_logprob;
+    snprintf(c->head.id, sizeof c->head.id, "chatcmpl-%016llx%08x", (unsigned long long)id[0], (unsigned)(id[1] & 0xFFFFFFFFu));
+    c->head.created = (int64_t)time(NULL);
+    c->head.model = s->model;
+    c->reasoning_now = p->in_reasoning && s->think_close >= 0;
+    c->may_reason = p->may_reason && s->think_close >= 0;
+    c->answer =
+        answer_new(&(struct answer_options){.stop = r->stop, .n_stop = r->n_stop, .in_reasoning = p->in_reasoning, .may_reason = p->may_reason});
+    if (!c->answer) {
+        chat_free(c);
+        out_of_memory(err);
+        return NULL;
+    }
+    return c;
+}
+
+/* How many tokens the answer may have: *out >= 1, or -1 with a 400 that gives the counts. */
+static int answer_room(const struct chat_service *s, const struct chat_request *r, size_t n_prompt, int *out, struct api_error *err)
+{
+    const int context = s->info->context;
+    const int64_t memory = (int64_t)s->info->pages_total * GRID;
+    if (n_prompt >= (size_t)context)
+        return api_error_set(err, 400, "context_length_exceeded", "messages",
+                             "the prompt has %zu tokens; the context holds %d, of which the answer needs at least one: shorten the messages, or "
+                             "start the server with a larger --context",
+                             n_prompt, context);
+    if ((int64_t)n_prompt >= memory)
+        return api_error_set(err, 400, "context_length_exceeded", "messages",
+                             "the prompt has %zu tokens; the server's KV memory holds %lld, of which the answer needs at least one: shorten the "
+                             "messages, or start the server with a larger --kv-memory",
+                             n_prompt, (long long)memory);
+    const int64_t left = context - (int64_t)n_prompt, fits = memory - (int64_t)n_prompt;
+    int64_t n = r->max_tokens;
+    if (n < 0) { /* not asked for: whatever there is */
+        n = s->default_max_tokens > 0 && s->default_max_tokens < left ? s->default_max_tokens : left;
+        *out = (int)(n < fits ? n : fits);
+        return 0;
+    }
+    n = n < 1 ? 1 : n > left ? left : n;
+    if (n > fits)
+        return api_error_set(err, 400, "context_length_exceeded", "max_tokens",
+                             "the prompt has %zu tokens and max_tokens allows %lld more, together beyond the %lld tokens that the server's KV memory "
+                             "holds: ask for at most %lld, or start the server with a larger --kv-memory",
+                             n_prompt, (long long)n, (long long)memory, (long long)fits);
+    *out = (int)n;
+    return 0;
+}
+
+static int submit_error(const struct chat_service *s, enum submit_result result, struct api_error *err)
+{
+    switch (result) {
+    case SUBMIT_OK:
+        return 0;
+    case SUBMIT_FULL:
+        return api_error_set(err, 429, "queue_full", NULL,
+                             "all places are taken and the queue is full (%d running, %d waiting): try again later, or start the server with "
+                             "a larger --max-queue",
+                             scheduler_stats(s->scheduler).running, scheduler_stats(s->scheduler).queued);
+    case SUBMIT_TOO_LARGE:
+        return api_error_set(err, 400, "context_length_exceeded", "max_tokens",
+                             "this request needs more KV memory than the server has (%d pages of %d tokens)", s->info->pages_total, GRID);
+    case SUBMIT_DRAINING:
+        return api_error_set(err, 503, "shutting_down", NULL, "the server is shutting down");
+    case SUBMIT_NO_MEMORY:
+        break;
+    }
+    return out_of_memory(err);
+}
+
+/* Everything after parsing. */
+static int start_request(const struct chat_service *s, struct chat_request *r, struct chat **out, struct api_error *err)
+{
+    int rc = -1;
+    struct prompt prompt = {0};
+    struct token_list ids = {0};
+    struct chat *c = NULL;
+    struct error why;
+
+    if (r->model.data && !chat_serves_model(s, r->model.data, r->model.len)) {
+        api_error_set(err, 404, "model_not_found", "model", "this server has no model of that name; it serves \"%s\"", s->model);
+        goto done;
+    }
+    if (chat_template_render(&s->chat_template, r, &prompt, err))
+        goto done;
+    if (tokenizer_encode(s->tokenizer, prompt.text.data, prompt.text.len, prompt.trusted, prompt.n_trusted, TOKENIZER_NFC, &ids, &why)) {
+        api_error_set(err, 503, NULL, NULL, "%s", why.text);
+        goto done;
+    }
+    int max_tokens = 0;
+    if (answer_room(s, r, ids.len, &max_tokens, err))
+        goto done;
+    if (!r->seed_given && random_bytes(&r->sampling.seed, sizeof r->sampling.seed)) {
+        api_error_set(err, 503, NULL, NULL, "the system gives no random numbers");
+        goto done;
+    }
+    c = chat_new(s, r, &prompt, err);
+    if (!c)
+        goto done;
+    c->n_prompt = (int)ids.len;
+    if (c->stream) { /* before submitting, so that nothing can come first; chat_heartbeat needs the job */
+        buf_printf(&c->event, ": reading prompt 0/%d tokens\n\n", c->n_prompt);
+        reply_chunk_role(&c->event, &c->head);
+        send_event(c);
+    }
+    enum submit_result result = scheduler_submit(s->scheduler,
+                                                 &(struct job_options){
+                                                     .prompt = ids.ids,
+                                                     .n_prompt = c->n_prompt,
+                                                     .max_tokens = max_tokens,
+                                                     .sampling = &r->sampling,
+                                                     .token = on_token,
+                                                     .end = on_end,
+                                                     .release = chat_free,
+                                                     .ctx = c,
+                                                 },
+                                                 &c->job);
+    if (result != SUBMIT_OK) {
+        submit_error(s, result, err);
+        chat_free(c);
+        goto done;
+    }
+    *out = c;
+    rc = 0;
+done:
+    token_list_free(&ids);
+    prompt_free(&prompt);
+    return rc;
+}
+
+int chat_start(const struct chat_service *s, const char *body, size_t len, struct chat **out, struct api_error *err)
+{
+    struct chat_request *r;
+    if (chat_request_parse(&r, body, len, &s->defaults, err))
+        return -1;
+    int rc = start_request(s, r, out, err);
+    chat_request_free(r);
+    return rc;
+}
+
+bool chat_streams(const struct chat *c)
+{
+    return c->stream;
+}
+
+struct outbox *chat_outbox(struct chat *c)
+{
+    return &c->outbox;
+}
+
+void chat_heartbeat(struct chat *c)
+{
+    char line[96];
+    const int written = atomic_load(&c->written), done = job_prompt_done(c->job);
+    int n;
+    if (done < c->n_prompt)
+        n = snprintf(line, sizeof line, ": reading prompt %d/%d tokens\n\n", done, c->n_prompt);
+    else
+        n = snprintf(line, sizeof line, ": writing, %d tokens so far\n\n", written);
+    outbox_put(&c->outbox, line, (size_t)n); /* when it fails, so does the answer's own next event */
+}
+
+int chat_status(struct chat *c)
+{
+    return c->status;
+}
+
+void chat_finish(struct chat *c, struct usage *usage)
+{
+    *usage = (struct usage){.prompt_tokens = c->n_prompt, .completion_tokens = atomic_load(&c->written)};
+    job_cancel(c->job);
+    job_unref(c->job);
+}
