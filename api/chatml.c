@@ -4,10 +4,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistr.h>
 
 #include "api/template_words.h"
 #include "base/alloc.h"
+#include "engine/utf8.h"
 
 /* ---- recognising the template ---- */
 
@@ -118,7 +118,7 @@ static struct slice slice_of(const struct text *t)
 }
 
 /* Python's str.isspace for one code point: what str.strip removes. */
-static bool is_space(ucs4_t c)
+static bool is_space(uint32_t c)
 {
     return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) ||
            c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
@@ -127,19 +127,17 @@ static bool is_space(ucs4_t c)
 /* Python's str.strip(). The text is valid UTF-8. */
 static struct slice strip(struct slice s)
 {
-    ucs4_t c;
-    while (s.len) {
-        int n = u8_mbtoucr(&c, (const uint8_t *)s.p, s.len);
-        if (n <= 0 || !is_space(c))
-            break;
-        s.p += n;
-        s.len -= (size_t)n;
+    uint32_t c;
+    size_t used;
+    while (s.len && utf8_decode(s.p, s.len, &c, &used) == UTF8_OK && is_space(c)) {
+        s.p += used;
+        s.len -= used;
     }
     while (s.len) {
         size_t at = s.len - 1;
         while (at && ((unsigned char)s.p[at] & 0xC0) == 0x80)
             at--;
-        if (u8_mbtoucr(&c, (const uint8_t *)s.p + at, s.len - at) <= 0 || !is_space(c))
+        if (utf8_decode(s.p + at, s.len - at, &c, &used) != UTF8_OK || at + used != s.len || !is_space(c))
             break;
         s.len = at;
     }

@@ -6,7 +6,8 @@
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
-#include <unistr.h>
+
+#include "engine/utf8.h"
 
 /* OpenAI's value for "as good as impossible"; JSON has no infinity. */
 static const double LOWEST_LOGPROB = -9999.0;
@@ -25,7 +26,7 @@ static size_t plain_run(const char *text, size_t len)
 }
 
 /* Writes one code point that is not in a plain run. */
-static void write_code_point(struct buf *out, ucs4_t code, const char *bytes, size_t n)
+static void write_code_point(struct buf *out, uint32_t code, const char *bytes, size_t n)
 {
     switch (code) {
     case '"':
@@ -71,15 +72,13 @@ void reply_json_string(struct buf *out, const char *text, size_t len)
             at += run;
             continue;
         }
-        ucs4_t code;
-        int n = u8_mbtoucr(&code, (const uint8_t *)text + at, len - at);
-        if (n <= 0) { /* invalid or cut short: one replacement per byte */
-            buf_puts(out, "\xEF\xBF\xBD");
-            at++;
-            continue;
-        }
-        write_code_point(out, code, text + at, (size_t)n);
-        at += (size_t)n;
+        uint32_t code;
+        size_t used;
+        if (utf8_decode(text + at, len - at, &code, &used) == UTF8_OK)
+            write_code_point(out, code, text + at, used);
+        else /* invalid, or cut off at the end */
+            buf_add(out, UTF8_REPLACEMENT, UTF8_REPLACEMENT_LEN);
+        at += used;
     }
     buf_putc(out, '"');
 }
