@@ -281,8 +281,7 @@ static int read_tokens(struct tokenizer *t, const struct gguf *g, const int16_t 
     if (n_corrected)
         log_warn("tokenizer: %llu control tokens have another type in the file; treated as control tokens", (unsigned long long)n_corrected);
     if (n_misspelt)
-        log_warn("tokenizer: %llu ordinary tokens are not spelled in the byte alphabet; no text becomes one of them",
-                 (unsigned long long)n_misspelt);
+        log_warn("tokenizer: %llu ordinary tokens are not spelled in the byte alphabet; no text becomes one of them", (unsigned long long)n_misspelt);
 
     for (int b = 0; b < 256; b++) {
         char byte = (char)b;
@@ -431,8 +430,8 @@ static int read_special_ids(struct tokenizer *t, const struct gguf *g, struct er
         const char *key;
         bool ends;
     } specials[] = {
-        {KEY "bos_token_id", false},     {KEY "eos_token_id", true},     {KEY "eot_token_id", true},
-        {KEY "eom_token_id", true},      {KEY "padding_token_id", false}, {KEY "unknown_token_id", false},
+        {KEY "bos_token_id", false}, {KEY "eos_token_id", true},      {KEY "eot_token_id", true},
+        {KEY "eom_token_id", true},  {KEY "padding_token_id", false}, {KEY "unknown_token_id", false},
     };
     for (size_t i = 0; i < sizeof specials / sizeof *specials; i++) {
         uint64_t id = 0;

@@ -262,8 +262,7 @@ static int match_at(const struct tokenizer *t, const char *text, size_t len, siz
 
 /* Leaves in *m the added tokens of the text as offset << 32 | order, ascending: longest token first over the whole text, each from left
  * to right. 0, or -1 out of memory. */
-static int find_added(const struct tokenizer *t, const char *text, size_t len, const struct text_range *trusted, size_t n_trusted,
-                      struct matches *m)
+static int find_added(const struct tokenizer *t, const char *text, size_t len, const struct text_range *trusted, size_t n_trusted, struct matches *m)
 {
     size_t range = 0;
     for (size_t at = 0; at < len; at++) {
@@ -298,8 +297,8 @@ static int find_added(const struct tokenizer *t, const char *text, size_t len, c
     return 0;
 }
 
-int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, const struct text_range *trusted, size_t n_trusted,
-                     unsigned flags, struct token_list *out, struct error *err)
+int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, const struct text_range *trusted, size_t n_trusted, unsigned flags,
+                     struct token_list *out, struct error *err)
 {
     if (len > INT32_MAX)
         return error_set(err, "the text is longer than 2 GiB: shorten it");

@@ -33,16 +33,16 @@ struct tokenizer {
     bool *ends;                 /* [n] generation ends here */
     int32_t byte_id[256];       /* the token of each single byte */
 
-    int32_t *by_bytes;    /* ordinary tokens by their bytes: id + 1, 0 = free; [by_bytes_mask + 1], linear probing */
+    int32_t *by_bytes; /* ordinary tokens by their bytes: id + 1, 0 = free; [by_bytes_mask + 1], linear probing */
     uint32_t by_bytes_mask;
 
     struct merge *merges; /* [merges_mask + 1] */
     uint32_t merges_mask;
 
-    struct added_token *added;  /* [n_added] sorted by text (bytes), no text twice */
+    struct added_token *added; /* [n_added] sorted by text (bytes), no text twice */
     uint32_t n_added;
-    uint32_t *added_by_order;   /* [n_added] index into added */
-    uint32_t added_first[257];  /* added[added_first[b] .. added_first[b + 1]) begin with byte b */
+    uint32_t *added_by_order;  /* [n_added] index into added */
+    uint32_t added_first[257]; /* added[added_first[b] .. added_first[b + 1]) begin with byte b */
 };
 
 static inline uint64_t merge_key(int32_t left, int32_t right)

@@ -18,14 +18,14 @@
 enum { VOCAB_MAX_TOKENS = 4096, VOCAB_MAX_MERGES = 4096, VOCAB_NO_ID = -1 };
 
 struct vocab {
-    const char *model, *pre;               /* NULL: the key is absent */
-    char *tokens[VOCAB_MAX_TOKENS];        /* as spelled in the file */
+    const char *model, *pre;        /* NULL: the key is absent */
+    char *tokens[VOCAB_MAX_TOKENS]; /* as spelled in the file */
     int32_t types[VOCAB_MAX_TOKENS];
     char *merges[VOCAB_MAX_MERGES];
-    uint64_t n_tokens, n_types, n_merges;  /* n_types == 0: no token_type */
-    uint64_t n_scores;                     /* 0: no scores */
-    bool no_tokens, no_merges;             /* the key is absent */
-    int64_t bos, eos, eot, padding;        /* VOCAB_NO_ID: absent */
+    uint64_t n_tokens, n_types, n_merges; /* n_types == 0: no token_type */
+    uint64_t n_scores;                    /* 0: no scores */
+    bool no_tokens, no_merges;            /* the key is absent */
+    int64_t bos, eos, eot, padding;       /* VOCAB_NO_ID: absent */
 };
 
 static inline int32_t vocab_add(struct vocab *v, const char *spelling, int32_t type)
