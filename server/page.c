@@ -1,6 +1,5 @@
 #include "server/page.h"
 
-#include <stdbool.h>
 #include <string.h>
 
 static void add_escaped(struct buf *out, const char *text)
@@ -25,10 +24,13 @@ static void add_escaped(struct buf *out, const char *text)
     }
 }
 
+bool page_is_demo(const char *model)
+{
+    return strncmp(model, "Tiny clinical demo", 18) == 0; /* as tests/demo-model/export_gguf.py writes it */
+}
+
 void page_write(struct buf *out, const char *model, const char *url)
 {
-    /* The demonstration model's name, as tests/demo-model/export_gguf.py writes it. */
-    const bool demo = model && strncmp(model, "Tiny clinical demo", 18) == 0;
     buf_puts(out, "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>bedside</title>\n"
                   "<style>body{font:16px/1.5 sans-serif;max-width:40em;margin:3em auto;padding:0 1em}</style></head>\n<body><p>");
     buf_puts(out, "This is <strong>bedside</strong>, a language model server for this machine. ");
@@ -39,7 +41,7 @@ void page_write(struct buf *out, const char *model, const char *url)
     } else {
         buf_puts(out, "Its model is still being loaded. ");
     }
-    if (demo)
+    if (model && page_is_demo(model))
         buf_puts(out, "<strong>That model is a demonstration: 16 million parameters, trained on invented records, often wrong. It is not for "
                       "clinical use.</strong> ");
     buf_puts(out, "Programs talk to it at <code>");

@@ -1,0 +1,64 @@
+#include "server/setup.h"
+
+#include <string.h>
+
+#include "server/show.h"
+
+enum log_level setup_log_level(const struct config *c)
+{
+    static const char *const names[] = {[LOG_ERROR] = "error", [LOG_WARN] = "warn", [LOG_INFO] = "info", [LOG_DEBUG] = "debug"};
+    for (int i = LOG_ERROR; i <= LOG_DEBUG; i++) {
+        if (strcmp(c->log_level, names[i]) == 0)
+            return (enum log_level)i;
+    }
+    return LOG_INFO;
+}
+
+struct engine_options setup_engine_options(const struct config *c, int max_sequences)
+{
+    return (struct engine_options){
+        .model_path = c->model,
+        .context = (int)c->context,
+        .n_threads = (int)c->threads,
+        .kv_type = strcmp(c->kv_type, "f32") == 0 ? KV_F32 : KV_F16,
+        .kv_budget = (uint64_t)c->kv_memory << 20,
+        .max_sequences = max_sequences,
+        .max_rows = (int)c->prefill_chunk + max_sequences,
+    };
+}
+
+static void print_row(FILE *out, const char *what, unsigned long long bytes, const char *note)
+{
+    fprintf(out, "  %-22s ", what);
+    show_bytes(out, bytes);
+    fprintf(out, "%s\n", note);
+}
+
+void setup_print_engine(FILE *out, const struct engine *e, const struct config *c)
+{
+    const struct engine_info *i = engine_info(e);
+    char note[96];
+    fprintf(out, "model    ");
+    show_text(out, i->model_name, strlen(i->model_name), 80);
+    fprintf(out, " (%s, %.4g %s parameters, file of ", i->arch, (double)i->n_params / (i->n_params >= 1000000000 ? 1e9 : 1e6),
+            i->n_params >= 1000000000 ? "billion" : "million");
+    show_bytes(out, i->file_bytes);
+    fprintf(out, ")\nbackend  %s, ", i->backend);
+    if (c->threads > 0)
+        fprintf(out, "%lld threads\n", (long long)c->threads);
+    else
+        fprintf(out, "one thread per physical core\n");
+    fprintf(out, "context  %d tokens per request (the model's limit is %lld)\n", i->context, (long long)i->model_context);
+
+    const unsigned long long pages = (unsigned long long)i->pages_total * i->page_bytes;
+    const unsigned long long states = (unsigned long long)i->max_sequences * i->state_bytes;
+    fprintf(out, "memory\n");
+    print_row(out, "weights", i->weight_bytes, "");
+    snprintf(note, sizeof note, " at most, for %lld tokens of all requests; taken as used", (long long)i->pages_total * GRID);
+    print_row(out, "keys and values", pages, note);
+    if (i->state_bytes) {
+        snprintf(note, sizeof note, " at most, for %d requests at once", i->max_sequences);
+        print_row(out, "recurrent states", states, note);
+    }
+    print_row(out, "together", i->weight_bytes + pages + states, " at most");
+}

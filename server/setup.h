@@ -1,0 +1,19 @@
+/* server/setup.h: what `serve` and `run` share: from settings to an engine, and what to say about it. */
+#ifndef BEDSIDE_SERVER_SETUP_H
+#define BEDSIDE_SERVER_SETUP_H
+
+#include <stdio.h>
+
+#include "base/log.h"
+#include "config/config.h"
+#include "engine/engine.h"
+
+enum log_level setup_log_level(const struct config *c);
+
+/* Room for max_sequences, and steps of a full prompt chunk beside one row for each. */
+struct engine_options setup_engine_options(const struct config *c, int max_sequences);
+
+/* The model and the memory it takes, some lines. */
+void setup_print_engine(FILE *out, const struct engine *e, const struct config *c);
+
+#endif
