@@ -1,0 +1,963 @@
+/* Every operation of the plain backend against loops written here from spec/qwen35moe.md, over whole sequences and without pages, slots or
+ * chunks; and the two promises of engine/backend.h: rows are independent, states can be taken back, copied, saved and loaded. */
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <stdio.h>
+
+#include "tests/unit/backend_fixture.h"
+
+/* ---- references ---- */
+
+static double sigmoid(double x)
+{
+    return 1 / (1 + exp(-x));
+}
+
+static double silu(double x)
+{
+    return x / (1 + exp(-x));
+}
+
+/* Element of a fixture matrix. */
+static double at(const struct fixture_matrix *m, int mat, int o, int i)
+{
+    return (double)m->values[((size_t)mat * (size_t)m->desc.n_out + (size_t)o) * (size_t)m->desc.n_in + (size_t)i];
+}
+
+static double *doubles(size_t n)
+{
+    double *p = calloc(n, sizeof *p);
+    assert_non_null(p);
+    return p;
+}
+
+/* RMSNorm of one row, section 4. */
+static void ref_norm(const float *x, const struct fixture_matrix *norm, double eps, double *y)
+{
+    const int n = (int)norm->desc.n_in;
+    double mean = 0;
+    for (int i = 0; i < n; i++)
+        mean += (double)x[i] * (double)x[i] / n;
+    for (int i = 0; i < n; i++)
+        y[i] = (double)x[i] / sqrt(mean + eps) * at(norm, 0, 0, i);
+}
+
+static void ref_product(const struct fixture_matrix *w, int mat, const double *x, double *y)
+{
+    for (int o = 0; o < w->desc.n_out; o++) {
+        y[o] = 0;
+        for (int i = 0; i < w->desc.n_in; i++)
+            y[o] += at(w, mat, o, i) * x[i];
+    }
+}
+
+/* y [D] += scale * down(SiLU(gate x) * up x). */
+static void ref_swiglu(const struct fixture_model *m, enum fixture_name gate, enum fixture_name up, enum fixture_name down, int mat, const double *x,
+                       double scale, double *y)
+{
+    const int ff = (int)m->m[gate].desc.n_out, d = m->shape.n_embd;
+    double *g = doubles((size_t)ff), *u = doubles((size_t)ff), *z = doubles((size_t)d);
+    ref_product(&m->m[gate], mat, x, g);
+    ref_product(&m->m[up], mat, x, u);
+    for (int i = 0; i < ff; i++)
+        g[i] = silu(g[i]) * u[i];
+    ref_product(&m->m[down], mat, g, z);
+    for (int i = 0; i < d; i++)
+        y[i] += scale * z[i];
+    free(g);
+    free(u);
+    free(z);
+}
+
+/* Section 7 steps 1 to 5 over a whole sequence: qkv [T][CH], gates [T][2][HV]. */
+static void ref_delta_conv(const struct fixture_model *m, const float *u, const float *beta, const float *alpha, int n, double *qkv, double *gates)
+{
+    const struct backend_shape *sh = &m->shape;
+    const int ch = fixture_channels(sh), hv = sh->delta_v_heads, s = sh->delta_dim, taps = sh->conv_width;
+    for (int t = 0; t < n; t++) {
+        double *row = qkv + (size_t)t * (size_t)ch;
+        for (int c = 0; c < ch; c++) {
+            double sum = 0;
+            for (int back = 0; back < taps && back <= t; back++)
+                sum += at(&m->m[FM_CONV], 0, c, taps - 1 - back) * (double)u[(size_t)(t - back) * (size_t)ch + (size_t)c];
+            row[c] = silu(sum);
+        }
+        for (int head = 0; head < 2 * sh->delta_k_heads; head++) {
+            double length = 0;
+            for (int i = 0; i < s; i++)
+                length += row[head * s + i] * row[head * s + i];
+            length = fmax(sqrt(length), (double)sh->norm_eps);
+            for (int i = 0; i < s; i++)
+                row[head * s + i] /= head < sh->delta_k_heads ? length * sqrt((double)s) : length;
+        }
+        for (int h = 0; h < hv; h++) {
+            double x = (double)alpha[t * hv + h] + at(&m->m[FM_DT_BIAS], 0, 0, h);
+            gates[(2 * t) * hv + h] = sigmoid((double)beta[t * hv + h]);
+            gates[(2 * t + 1) * hv + h] = at(&m->m[FM_A], 0, 0, h) * (x > 20 ? x : log(1 + exp(x)));
+        }
+    }
+}
+
+/* Section 7 steps 6 to 8 over a whole sequence, token by token: the textbook recurrence. out [T][HV*S]. */
+static void ref_delta_rule(const struct fixture_model *m, const double *qkv, const double *gates, const float *z, int n, double *out)
+{
+    const struct backend_shape *sh = &m->shape;
+    const int ch = fixture_channels(sh), hk = sh->delta_k_heads, hv = sh->delta_v_heads, s = sh->delta_dim;
+    double *mem = doubles((size_t)s * (size_t)s), *d = doubles((size_t)s), *o = doubles((size_t)s);
+    for (int h = 0; h < hv; h++) {
+        memset(mem, 0, (size_t)s * (size_t)s * sizeof *mem);
+        for (int t = 0; t < n; t++) {
+            const double *q = qkv + (size_t)t * (size_t)ch + (h % hk) * s, *k = q + hk * s;
+            const double *v = qkv + (size_t)t * (size_t)ch + 2 * hk * s + h * s;
+            const double beta = gates[(2 * t) * hv + h], g = gates[(2 * t + 1) * hv + h];
+            double squares = 0;
+            for (int i = 0; i < s * s; i++)
+                mem[i] *= exp(g);
+            for (int j = 0; j < s; j++) {
+                double p = 0;
+                for (int i = 0; i < s; i++)
+                    p += mem[i * s + j] * k[i];
+                d[j] = (v[j] - p) * beta;
+            }
+            for (int i = 0; i < s; i++)
+                for (int j = 0; j < s; j++)
+                    mem[i * s + j] += k[i] * d[j];
+            for (int j = 0; j < s; j++) {
+                o[j] = 0;
+                for (int i = 0; i < s; i++)
+                    o[j] += mem[i * s + j] * q[i];
+                squares += o[j] * o[j];
+            }
+            for (int j = 0; j < s; j++) {
+                const size_t to = ((size_t)t * (size_t)hv + (size_t)h) * (size_t)s + (size_t)j;
+                out[to] = o[j] / sqrt(squares / s + (double)sh->norm_eps) * at(&m->m[FM_DELTA_NORM], 0, 0, j) * silu((double)z[to]);
+            }
+        }
+    }
+    free(mem);
+    free(d);
+    free(o);
+}
+
+/* Section 6 steps 3 and 4 for one head. */
+static void ref_norm_rope(const struct backend_shape *sh, const struct fixture_matrix *norm, const float *x, int pos, double *y)
+{
+    ref_norm(x, norm, (double)sh->norm_eps, y);
+    for (int j = 0; j < sh->n_rot / 2; j++) {
+        const double angle = pos / pow((double)sh->rope_theta, 2.0 * j / sh->n_rot);
+        const double a = y[j], b = y[j + sh->n_rot / 2];
+        y[j] = a * cos(angle) - b * sin(angle);
+        y[j + sh->n_rot / 2] = b * cos(angle) + a * sin(angle);
+    }
+}
+
+static double as_kv(enum kv_type type, double x)
+{
+    return type == KV_F16 ? (double)f16_to_f32(f32_to_f16((float)x)) : x;
+}
+
+/* Section 6 steps 3 to 7 over a whole sequence: q_out as attn_store leaves q, out [T][NH*HD]. */
+static void ref_attention(const struct fixture_model *m, const float *q, const float *k, const float *v, int n, double *q_out, double *out)
+{
+    const struct backend_shape *sh = &m->shape;
+    const int hd = sh->head_dim, nh = sh->n_heads, nkv = sh->n_kv_heads, stride = sh->attn_gated ? 2 * hd : hd;
+    double *keys = doubles((size_t)n * (size_t)(nkv * hd)), *p = doubles((size_t)n);
+    for (int t = 0; t < n; t++) {
+        for (int h = 0; h < nkv; h++)
+            ref_norm_rope(sh, &m->m[FM_K_NORM], k + (t * nkv + h) * hd, t, keys + (t * nkv + h) * hd);
+        for (int h = 0; h < nh; h++) {
+            const float *x = q + (size_t)(t * nh + h) * (size_t)stride;
+            double *y = q_out + (size_t)(t * nh + h) * (size_t)stride;
+            for (int i = hd; i < stride; i++)
+                y[i] = (double)x[i];
+            ref_norm_rope(sh, &m->m[FM_Q_NORM], x, t, y);
+        }
+    }
+    for (int t = 0; t < n; t++)
+        for (int h = 0; h < nh; h++) {
+            const double *query = q_out + (size_t)(t * nh + h) * (size_t)stride;
+            const int kv = h / (nh / nkv);
+            double total = 0;
+            for (int s = 0; s <= t; s++) {
+                double score = 0;
+                for (int i = 0; i < hd; i++)
+                    score += query[i] * as_kv(sh->kv_type, keys[(s * nkv + kv) * hd + i]);
+                p[s] = exp(score * (double)sh->attn_scale); /* scores are small here: no maximum needed */
+                total += p[s];
+            }
+            for (int i = 0; i < hd; i++) {
+                double sum = 0;
+                for (int s = 0; s <= t; s++)
+                    sum += p[s] / total * as_kv(sh->kv_type, (double)v[(s * nkv + kv) * hd + i]);
+                out[(size_t)(t * nh + h) * (size_t)hd + (size_t)i] = sum * (sh->attn_gated ? sigmoid(query[hd + i]) : 1);
+            }
+        }
+    free(keys);
+    free(p);
+}
+
+/* Section 8 for one row: y [D] = h + MoE, chosen [used]. */
+static void ref_moe(const struct fixture_model *m, const float *h, double *y, int *chosen)
+{
+    const struct backend_shape *sh = &m->shape;
+    const int e_count = sh->n_experts, used = sh->n_experts_used;
+    double *x = doubles((size_t)sh->n_embd), *p = doubles((size_t)e_count), total = 0;
+    ref_norm(h, &m->m[FM_NORM], (double)sh->norm_eps, x);
+    ref_product(&m->m[FM_ROUTER], 0, x, p);
+    for (int e = 0; e < e_count; e++)
+        p[e] = exp(p[e]);
+    for (int e = 0; e < e_count; e++) { /* rank: how many come before e */
+        int rank = 0;
+        for (int f = 0; f < e_count; f++)
+            rank += p[f] > p[e] || (f < e && !(p[f] < p[e]));
+        if (rank < used) {
+            chosen[rank] = e;
+            total += p[e];
+        }
+    }
+    for (int i = 0; i < sh->n_embd; i++)
+        y[i] = (double)h[i];
+    for (int i = 0; i < used; i++)
+        ref_swiglu(m, FM_EXP_GATE, FM_EXP_UP, FM_EXP_DOWN, chosen[i], x, p[chosen[i]] / total, y);
+    if (sh->shared_ff > 0) {
+        double gate;
+        ref_product(&m->m[FM_SH_ROUTER], 0, x, &gate);
+        ref_swiglu(m, FM_SH_GATE, FM_SH_UP, FM_SH_DOWN, 0, x, sigmoid(gate), y);
+    }
+    free(x);
+    free(p);
+}
+
+/* What the operation should give for the first n tokens of sequence q: want[i] [n][op.out[i]]. The experts of FO_MOE come as doubles. */
+static void reference(const struct fixture_model *m, const struct fixture_data *data, int q, int n, double **want)
+{
+    const struct backend_shape *sh = &m->shape;
+    const struct fixture_op *op = &data->op;
+    const size_t d = (size_t)sh->n_embd;
+    const double eps = (double)sh->norm_eps;
+    float *const *in = data->in[q];
+    double *x = doubles(2 * d);
+    for (int i = 0; i < op->n_out; i++)
+        want[i] = doubles((size_t)n * op->out[i]);
+
+    if (op->kind == FO_ATTN) {
+        ref_attention(m, in[0], in[1], in[2], n, want[0], want[1]);
+    } else if (op->kind == FO_DELTA_CONV || op->kind == FO_DELTA) {
+        ref_delta_conv(m, in[0], in[1], in[2], n, want[0], want[1]);
+        if (op->kind == FO_DELTA)
+            ref_delta_rule(m, want[0], want[1], in[3], n, want[2]);
+    } else if (op->kind == FO_DELTA_RULE) {
+        double *qkv = doubles((size_t)n * op->in[0]), *gates = doubles((size_t)n * op->in[1]);
+        for (size_t i = 0; i < (size_t)n * op->in[0]; i++)
+            qkv[i] = (double)in[0][i];
+        for (size_t i = 0; i < (size_t)n * op->in[1]; i++)
+            gates[i] = (double)in[1][i];
+        ref_delta_rule(m, qkv, gates, in[2], n, want[0]);
+        free(qkv);
+        free(gates);
+    }
+    for (size_t t = 0; t < (size_t)n; t++) {
+        switch (op->kind) {
+        case FO_EMBED:
+            for (size_t i = 0; i < d; i++)
+                want[0][t * d + i] = at(&m->m[FM_EMBD], 0, data->ids[q][t], (int)i);
+            break;
+        case FO_PROJECT:
+            ref_norm(in[0] + t * d, &m->m[FM_NORM], eps, x);
+            for (int i = 0; i < 4; i++)
+                ref_product(&m->m[FM_PROJ_0 + i], 0, x, want[i] + t * op->out[i]);
+            break;
+        case FO_PROJECT_ADD:
+            for (size_t o = 0; o < d; o++) {
+                want[0][t * d + o] = (double)in[1][t * d + o];
+                for (size_t i = 0; i < op->in[0]; i++)
+                    want[0][t * d + o] += at(&m->m[FM_BACK], 0, (int)o, (int)i) * (double)in[0][t * op->in[0] + i];
+            }
+            break;
+        case FO_MLP:
+            ref_norm(in[0] + t * d, &m->m[FM_NORM], eps, x);
+            for (size_t i = 0; i < d; i++)
+                want[0][t * d + i] = (double)in[0][t * d + i];
+            ref_swiglu(m, FM_GATE, FM_UP, FM_DOWN, 0, x, 1, want[0] + t * d);
+            break;
+        case FO_MOE: {
+            int chosen[64];
+            ref_moe(m, in[0] + t * d, want[0] + t * d, chosen);
+            for (size_t i = 0; i < op->out[1]; i++)
+                want[1][t * op->out[1] + i] = chosen[i];
+            break;
+        }
+        case FO_HEAD:
+            ref_norm(in[0] + t * d, &m->m[FM_NORM], eps, want[0] + t * d);
+            ref_product(&m->m[FM_HEAD], 0, want[0] + t * d, want[1] + t * op->out[1]);
+            break;
+        case FO_MTP_JOIN:
+            ref_norm(in[0] + t * d, &m->m[FM_ENORM], eps, x);
+            ref_norm(in[1] + t * d, &m->m[FM_HNORM], eps, x + d);
+            ref_product(&m->m[FM_EH_PROJ], 0, x, want[0] + t * d);
+            break;
+        default:
+            break;
+        }
+    }
+    free(x);
+}
+
+/* Compares everything a finished run gave with the reference. */
+static void check_run(const struct fixture_run *run, const struct fixture_model *model, double tolerance)
+{
+    const struct fixture_op *op = &run->data->op;
+    for (int q = 0; q < run->data->n_seqs; q++) {
+        const size_t n = (size_t)run->length[q];
+        double *want[FIXTURE_BUFFERS];
+        char what[64];
+        reference(model, run->data, q, (int)n, want);
+        for (int i = 0; i < op->n_out; i++) {
+            snprintf(what, sizeof what, "operation %d, sequence %d, output %d", (int)op->kind, q, i);
+            if (op->kind == FO_MOE && i == 1) {
+                int32_t chosen;
+                for (size_t j = 0; j < n * op->out[1]; j++) {
+                    memcpy(&chosen, run->out[q][1] + j, sizeof chosen);
+                    assert_int_equal(chosen, (int)want[1][j]);
+                }
+            } else {
+                fixture_assert_near(what, run->out[q][i], want[i], n, op->out[i], tolerance);
+            }
+            free(want[i]);
+        }
+    }
+}
+
+/* Runs an operation over sequences in mixed random steps and compares with the reference. */
+static void check_op(const struct fixture_model *model, enum fixture_op_kind kind, uint64_t seed, int n_seqs, const int *n_tokens, double tolerance)
+{
+    struct fixture_rng rng = {seed};
+    struct fixture_data data = fixture_data_new(&rng, &model->shape, kind, n_seqs, n_tokens);
+    struct fixture_run run = fixture_run_open(backend_open_plain, model, &data);
+    fixture_feed_mixed(&run, &rng, 40);
+    check_run(&run, model, tolerance);
+    fixture_run_close(&run);
+    fixture_data_free(&data);
+}
+
+/* f32 storage of results; DeltaNet and attention also store their memory in f32 (or f16, which the reference rounds alike). */
+static const double TIGHT = 5e-7, STATEFUL = 2e-5;
+
+static double tolerance_of(enum fixture_op_kind kind)
+{
+    return kind == FO_ATTN || kind == FO_DELTA || kind == FO_DELTA_RULE ? STATEFUL : TIGHT;
+}
+
+/* ---- every operation ---- */
+
+static void every_operation_is_what_the_specification_says(void **state)
+{
+    (void)state;
+    const struct backend_shape shapes[] = {fixture_shape_small(), fixture_shape_wide()};
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        struct fixture_rng rng = {11 + i};
+        struct fixture_model model = fixture_model_new(&rng, &shapes[i], BLOCK_F32, i == 0);
+        for (int kind = 0; kind < FO_COUNT; kind++) {
+            const bool rowwise = kind != FO_ATTN && kind != FO_DELTA && kind != FO_DELTA_RULE && kind != FO_DELTA_CONV;
+            const int n_tokens[] = {rowwise ? 5 : 150, rowwise ? 9 : 65, 1};
+            check_op(&model, (enum fixture_op_kind)kind, 21 + (uint64_t)kind, 3, n_tokens, tolerance_of((enum fixture_op_kind)kind));
+        }
+        fixture_model_free(&model);
+    }
+}
+
+static void every_operation_holds_at_random_shapes(void **state)
+{
+    (void)state;
+    struct fixture_rng rng = {5};
+    for (int i = 0; i < 4; i++) {
+        struct backend_shape shape = fixture_shape_random(&rng);
+        struct fixture_model model = fixture_model_new(&rng, &shape, BLOCK_F32, fixture_below(&rng, 2));
+        for (int kind = 0; kind < FO_COUNT; kind++)
+            check_op(&model, (enum fixture_op_kind)kind, fixture_next(&rng), 2, (const int[]){7, 70}, tolerance_of((enum fixture_op_kind)kind));
+        fixture_model_free(&model);
+    }
+}
+
+static void matrices_of_every_block_type_give_their_dequantised_products(void **state)
+{
+    (void)state;
+    static const enum block_type types[] = {BLOCK_F16,  BLOCK_BF16, BLOCK_Q4_0, BLOCK_Q4_1, BLOCK_Q5_0,   BLOCK_Q5_1,   BLOCK_Q8_0, BLOCK_Q2_K,
+                                            BLOCK_Q3_K, BLOCK_Q4_K, BLOCK_Q5_K, BLOCK_Q6_K, BLOCK_IQ4_NL, BLOCK_IQ4_XS, BLOCK_MXFP4};
+    const enum fixture_op_kind kinds[] = {FO_EMBED, FO_PROJECT, FO_PROJECT_ADD, FO_MOE, FO_HEAD};
+    struct backend_shape shape = fixture_shape_wide();
+    shape.shared_ff = 256;
+    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
+        struct fixture_rng rng = {types[i]};
+        struct fixture_model model = fixture_model_new(&rng, &shape, types[i], i % 2);
+        for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++)
+            check_op(&model, kinds[k], 3, 1, (const int[]){3}, TIGHT);
+        fixture_model_free(&model);
+    }
+}
+
+static void delta_rule_follows_the_textbook_recurrence_with_the_heads_of_the_35b(void **state)
+{
+    (void)state;
+    struct backend_shape shape = fixture_shape_35b_heads();
+    struct fixture_rng rng = {8};
+    struct fixture_model model = fixture_model_new(&rng, &shape, BLOCK_F32, false);
+    check_op(&model, FO_DELTA_RULE, 1, 1, (const int[]){200}, STATEFUL);
+    check_op(&model, FO_ATTN, 2, 1, (const int[]){80}, STATEFUL);
+    fixture_model_free(&model);
+}
+
+/* 600 tokens with slow decay: M has been folded nine times and still agrees with the recurrence. */
+static void delta_state_does_not_drift_over_many_grid_cells(void **state)
+{
+    (void)state;
+    struct backend_shape shape = fixture_shape_small();
+    struct fixture_rng rng = {9};
+    struct fixture_model model = fixture_model_new(&rng, &shape, BLOCK_F32, false);
+    struct fixture_data data = fixture_data_new(&rng, &shape, FO_DELTA_RULE, 1, (const int[]){600});
+    for (int t = 0; t < 600; t++)
+        for (int h = 0; h < shape.delta_v_heads; h++)
+            data.in[0][1][(2 * t + 1) * shape.delta_v_heads + h] *= 0.02F;
+    struct fixture_run run = fixture_run_open(backend_open_plain, &model, &data);
+    fixture_feed_mixed(&run, &rng, 100);
+    check_run(&run, &model, STATEFUL);
+    fixture_run_close(&run);
+    fixture_data_free(&data);
+    fixture_model_free(&model);
+}
+
+/* Gates at their ends: no decay at all, total decay (e^-1000 is 0: exponents must never be formed with the wrong sign), beta 0 and 1. */
+static void delta_rule_survives_extreme_gates(void **state)
+{
+    (void)state;
+    struct backend_shape shape = fixture_shape_small();
+    struct fixture_rng rng = {10};
+    struct fixture_model model = fixture_model_new(&rng, &shape, BLOCK_F32, false);
+    struct fixture_data data = fixture_data_new(&rng, &shape, FO_DELTA_RULE, 1, (const int[]){140});
+    for (int t = 0; t < 140; t++)
+        for (int h = 0; h < shape.delta_v_heads; h++) {
+            float *gates = data.in[0][1] + 2 * t * shape.delta_v_heads;
+            gates[h] = (float)fixture_below(&rng, 2);
+            if (fixture_below(&rng, 3) == 0)
+                gates[h] = 0.5F;
+            gates[shape.delta_v_heads + h] = t % 50 == 49 ? -1000 : 0;
+        }
+    struct fixture_run run = fixture_run_open(backend_open_plain, &model, &data);
+    fixture_feed(&run, 0, 140, 9);
+    for (size_t i = 0; i < 140 * data.op.out[0]; i++)
+        assert_true(isfinite(run.out[0][0][i]));
+    fixture_run_close(&run);
+    fixture_data_free(&data);
+    fixture_model_free(&model);
+}
+
+/* ---- attention in detail ---- */
+
+/* One head of four channels, two of them rotated, norm weights 1: every number is worked out by hand. */
+static void rope_turns_pairs_half_the_rotated_width_apart_and_leaves_the_rest(void **state)
+{
+    (void)state;
+    struct backend_shape shape = {.n_embd = 4,
+                                  .n_vocab = 4,
+                                  .norm_eps = 1e-6F,
+                                  .n_heads = 1,
+                                  .n_kv_heads = 1,
+                                  .head_dim = 8,
+                                  .n_rot = 4,
+                                  .rope_theta = 100,
+                                  .attn_scale = 1,
+                                  .n_kv_layers = 1,
+                                  .max_rows = 8,
+                                  .max_logit_rows = 1};
+    struct error err = {0};
+    struct backend *b = backend_open_plain(&shape, &err);
+    assert_non_null(b);
+    float ones[8];
+    for (int i = 0; i < 8; i++)
+        ones[i] = 1;
+    /* mean square 1, so that the norm changes nothing */
+    const float x[8] = {1, 1, -1, 1, -1, 1, 1, -1};
+    const struct weight_desc desc = {
+        .name = "ones", .type = BLOCK_F32, .n_in = 8, .n_out = 1, .n_mats = 1, .data = (const uint8_t *)ones, .stride = 32};
+    struct weight *norm = b->ops->weight_new(b, &desc, &err);
+    struct buffer *q = b->ops->buffer_new(b, sizeof x, &err), *k = b->ops->buffer_new(b, sizeof x, &err), *v = b->ops->buffer_new(b, sizeof x, &err);
+    const int32_t pages[] = {0}, ids[] = {0};
+    const int pos = 3;
+    float got[8];
+    assert_int_equal(b->ops->pages_reserve(b, 1, &err), 0);
+    assert_int_equal(b->ops->write(b, q, 0, x, sizeof x, &err), 0);
+    b->ops->begin(b, ids, 1, &(struct span){.row = 0, .n = 1, .pos = pos, .pages = pages, .state = -1}, 1);
+    b->ops->attn_store(b, 0, q, k, v, norm, norm);
+    assert_int_equal(b->ops->sync(b, &err), 0);
+    assert_int_equal(b->ops->read(b, q, 0, got, sizeof got, &err), 0);
+    /* pair 0: channels 0 and 2, angle 3; pair 1: channels 1 and 3, angle 3 * 100^(-2/4) = 0.3 */
+    const double want[8] = {cos(3.0) + sin(3.0), cos(0.3) - sin(0.3), sin(3.0) - cos(3.0), sin(0.3) + cos(0.3), -1, 1, 1, -1};
+    fixture_assert_near("rope", got, want, 1, 8, 2e-6);
+    b->ops->close(b);
+}
+
+/* A large score must not overflow: softmax subtracts the maximum. */
+static void attention_survives_scores_far_beyond_the_range_of_exp(void **state)
+{
+    (void)state;
+    struct backend_shape shape = fixture_shape_small();
+    struct fixture_rng rng = {12};
+    shape.attn_scale = 5000;
+    struct fixture_model model = fixture_model_new(&rng, &shape, BLOCK_F32, false);
+    struct fixture_data data = fixture_data_new(&rng, &shape, FO_ATTN, 1, (const int[]){20});
+    struct fixture_run run = fixture_run_open(backend_open_plain, &model, &data);
+    fixture_feed(&run, 0, 20, 20);
+    for (size_t i = 0; i < 20 * data.op.out[1]; i++)
+        assert_true(isfinite(run.out[0][1][i]));
+    fixture_run_close(&run);
+    fixture_data_free(&data);
+    fixture_model_free(&model);
+}
+
+static void f16_keys_take_half_the_memory_and_stay_close(void **state)
+{
+    (void)state;
+    struct backend_shape shape = fixture_shape_small();
+    struct fixture_rng rng = {13};
+    struct fixture_model model = fixture_model_new(&rng, &shape, BLOCK_F32, false);
+    struct fixture_data data = fixture_data_new(&rng, &shape, FO_ATTN, 1, (const int[]){70});
+    struct fixture_run full = fixture_run_open(backend_open_plain, &model, &data);
+    model.shape.kv_type = KV_F16;
+    struct fixture_run half = fixture_run_open(backend_open_plain, &model, &data);
+    assert_int_equal(full.b->ops->page_bytes(full.b), 2 * half.b->ops->page_bytes(half.b));
+    fixture_feed(&full, 0, 70, 70);
+    fixture_feed(&half, 0, 70, 70);
+    double *want = doubles(70 * data.op.out[1]);
+    for (size_t i = 0; i < 70 * data.op.out[1]; i++)
+        want[i] = (double)full.out[0][1][i];
+    fixture_assert_near("f16 KV", half.out[0][1], want, 70, data.op.out[1], 5e-3);
+    assert_memory_not_equal(half.out[0][1], full.out[0][1], 70 * data.op.out[1] * sizeof(float));
+    free(want);
+    fixture_run_close(&full);
+    fixture_run_close(&half);
+    fixture_data_free(&data);
+    fixture_model_free(&model);
+}
+
+/* ---- MoE, head ---- */
+
+static void a_tie_between_experts_goes_to_the_lower_index(void **state)
+{
+    (void)state;
+    struct backend_shape shape = fixture_shape_small();
+    struct fixture_rng rng = {14};
+    struct fixture_model model = fixture_model_new(&rng, &shape, BLOCK_F32, true);
+    /* Experts 1, 4 and 6 get the same router row, and so do 0, 2, 3: whichever group wins, the cut at 3 of 8 goes through ties. */
+    uint8_t *router = model.m[FM_ROUTER].bytes;
+    const size_t row = (size_t)shape.n_embd * sizeof(float);
+    memcpy(router + 4 * row, router + 1 * row, row);
+    memcpy(router + 6 * row, router + 1 * row, row);
+    memcpy(router + 2 * row, router, row);
+    memcpy(router + 3 * row, router, row);
+    memcpy(router + 5 * row, router, row);
+    fixture_matrix_refresh(&model.m[FM_ROUTER]);
+    check_op(&model, FO_MOE, 1, 1, (const int[]){24}, TIGHT);
+    fixture_model_free(&model);
+}
+
+static void chosen_may_be_left_out_and_rows_of_the_head_may_be_picked(void **state)
+{
+    (void)state;
+    struct backend_shape shape = fixture_shape_small();
+    struct fixture_rng rng = {15};
+    struct fixture_model model = fixture_model_new(&rng, &shape, BLOCK_F32, true);
+    struct fixture_data data = fixture_data_new(&rng, &shape, FO_HEAD, 1, (const int[]){9});
+    struct fixture_run run = fixture_run_open(backend_open_plain, &model, &data);
+    struct backend *b = run.b;
+    const struct backend_ops *ops = b->ops;
+    struct error err = {0};
+    const size_t d = (size_t)shape.n_embd, vocab = (size_t)shape.n_vocab;
+    fixture_feed(&run, 0, 9, 9);
+
+    struct buffer *h = ops->buffer_new(b, 9 * d * sizeof(float), &err), *logits = fixture_poisoned(b, 2, vocab);
+    float *got = malloc(2 * vocab * sizeof *got);
+    assert_non_null(got);
+    assert_int_equal(ops->write(b, h, 0, data.in[0][0], 9 * d * sizeof(float), &err), 0);
+    ops->begin(b, data.ids[0], 9, &(struct span){.row = 0, .n = 9, .pos = 0, .pages = run.pages[0], .state = run.state[0]}, 1);
+    ops->head(b, h, run.w[FM_NORM], run.w[FM_HEAD], (const int32_t[]){8, 2}, 2, NULL, logits);
+    assert_int_equal(ops->sync(b, &err), 0);
+    assert_int_equal(ops->read(b, logits, 0, got, 2 * vocab * sizeof *got, &err), 0);
+    assert_memory_equal(got, run.out[0][1] + 8 * vocab, vocab * sizeof *got);
+    assert_memory_equal(got + vocab, run.out[0][1] + 2 * vocab, vocab * sizeof *got);
+
+    const struct moe_weights moe = {run.w[FM_ROUTER],    run.w[FM_EXP_GATE], run.w[FM_EXP_UP], run.w[FM_EXP_DOWN],
+                                    run.w[FM_SH_ROUTER], run.w[FM_SH_GATE],  run.w[FM_SH_UP],  run.w[FM_SH_DOWN]};
+    double *want = doubles(9 * d);
+    float *rows = malloc(9 * d * sizeof *rows);
+    int chosen[8];
+    assert_non_null(rows);
+    ops->moe(b, h, run.w[FM_NORM], &moe, NULL);
+    assert_int_equal(ops->sync(b, &err), 0);
+    assert_int_equal(ops->read(b, h, 0, rows, 9 * d * sizeof *rows, &err), 0);
+    for (size_t r = 0; r < 9; r++)
+        ref_moe(&model, data.in[0][0] + r * d, want + r * d, chosen);
+    fixture_assert_near("moe", rows, want, 9, d, TIGHT);
+    free(want);
+    free(rows);
+    free(got);
+    fixture_run_close(&run);
+    fixture_data_free(&data);
+    fixture_model_free(&model);
+}
+
+/* ---- rows are independent ---- */
+
+static void cutting_a_sequence_anywhere_changes_no_bit(void **state)
+{
+    (void)state;
+    const int n_tokens[] = {150, 97, 64};
+    struct backend_shape shapes[] = {fixture_shape_small(), fixture_shape_wide()};
+    for (size_t i = 0; i < 2; i++) {
+        struct fixture_rng rng = {16 + i};
+        struct fixture_model model = fixture_model_new(&rng, &shapes[i], i ? BLOCK_Q4_K : BLOCK_Q8_0, i == 0);
+        for (int kind = 0; kind < FO_COUNT; kind++) {
+            struct fixture_data data = fixture_data_new(&rng, &shapes[i], (enum fixture_op_kind)kind, 3, n_tokens);
+            struct fixture_run whole = fixture_run_open(backend_open_plain, &model, &data);
+            for (int q = 0; q < 3; q++)
+                fixture_feed(&whole, q, n_tokens[q], 256);
+            const int chunks[] = {1, 7, 64};
+            for (size_t c = 0; c < 3; c++) {
+                struct fixture_run cut = fixture_run_open(backend_open_plain, &model, &data);
+                for (int q = 0; q < 3; q++)
+                    fixture_feed(&cut, q, n_tokens[q], chunks[c]);
+                fixture_assert_same_bits(&whole, &cut);
+                fixture_run_close(&cut);
+            }
+            struct fixture_run mixed = fixture_run_open(backend_open_plain, &model, &data);
+            fixture_feed_mixed(&mixed, &rng, 80);
+            fixture_assert_same_bits(&whole, &mixed);
+            fixture_run_close(&mixed);
+            fixture_run_close(&whole);
+            fixture_data_free(&data);
+        }
+        fixture_model_free(&model);
+    }
+}
+
+/* ---- states ---- */
+
+/* Copies the state and pages of sequence q into fresh places, so that a test can go on from there twice. */
+static void *save_state(const struct fixture_run *run, int32_t slot, int pos)
+{
+    struct error err = {0};
+    void *image = malloc(run->b->ops->state_packed_bytes(run->b, pos) + 1);
+    assert_non_null(image);
+    assert_int_equal(run->b->ops->state_save(run->b, slot, pos, image, &err), 0);
+    return image;
+}
+
+static void rows_taken_back_inside_a_grid_cell_leave_no_trace(void **state)
+{
+    (void)state;
+    struct backend_shape shape = fixture_shape_small();
+    struct fixture_rng rng = {18};
+    struct fixture_model model = fixture_model_new(&rng, &shape, BLOCK_F32, false);
+    const enum fixture_op_kind kinds[] = {FO_DELTA, FO_ATTN};
+    for (int k = 0; k < 2; k++) {
+        struct fixture_data data = fixture_data_new(&rng, &shape, kinds[k], 1, (const int[]){160});
+        struct fixture_data other = fixture_data_new(&rng, &shape, kinds[k], 1, (const int[]){160}); /* the drafts that are refused */
+        struct fixture_run straight = fixture_run_open(backend_open_plain, &model, &data);
+        struct fixture_run back = fixture_run_open(backend_open_plain, &model, &data);
+        fixture_feed(&straight, 0, 160, 160);
+        while (back.length[0] < 160) {
+            const int keep = back.length[0], room = GRID - 1 - keep % GRID; /* rows before the one that would fold the cell */
+            const int draft = keep + ROLLBACK <= 160 ? (room < ROLLBACK ? room : ROLLBACK) : 0;
+            back.data = &other;
+            if (draft > 0) /* in one step, or one by one */
+                fixture_feed(&back, 0, keep + draft, keep % 2 ? draft : 1);
+            back.length[0] = keep;
+            back.data = &data;
+            fixture_feed(&back, 0, keep + 1 + (keep % 5 == 0 && keep < 159), 2);
+        }
+        fixture_assert_same_bits(&straight, &back);
+        if (kinds[k] == FO_DELTA) {
+            void *a = save_state(&straight, straight.state[0], 160), *b = save_state(&back, back.state[0], 160);
+            assert_memory_equal(a, b, straight.b->ops->state_packed_bytes(straight.b, 160));
+            free(a);
+            free(b);
+        }
+        fixture_run_close(&straight);
+        fixture_run_close(&back);
+        fixture_data_free(&data);
+        fixture_data_free(&other);
+    }
+    fixture_model_free(&model);
+}
+
+static void a_saved_state_loaded_elsewhere_goes_on_with_the_same_bits(void **state)
+{
+    (void)state;
+    static const int stops[] = {0, 1, 2, 3, 63, 64, 65, 127, 128, 130};
+    struct backend_shape shape = fixture_shape_small();
+    struct fixture_rng rng = {19};
+    struct error err = {0};
+    struct fixture_model model = fixture_model_new(&rng, &shape, BLOCK_F32, false);
+    struct fixture_data data = fixture_data_new(&rng, &shape, FO_DELTA, 1, (const int[]){200});
+    struct fixture_run straight = fixture_run_open(backend_open_plain, &model, &data);
+    fixture_feed(&straight, 0, 200, 200);
+    for (size_t i = 0; i < sizeof stops / sizeof stops[0]; i++) {
+        struct fixture_run first = fixture_run_open(backend_open_plain, &model, &data);
+        struct fixture_run second = fixture_run_open(backend_open_plain, &model, &data);
+        fixture_feed(&first, 0, stops[i], 5);
+        void *image = save_state(&first, first.state[0], stops[i]);
+        fixture_run_close(&first);
+        fixture_feed(&second, 0, 77, 77); /* the slot has been used: old rows must not shine through */
+        second.b->ops->state_reset(second.b, second.state[0]);
+        assert_int_equal(second.b->ops->state_load(second.b, second.state[0], stops[i], image, &err), 0);
+        void *again = save_state(&second, second.state[0], stops[i]);
+        assert_memory_equal(image, again, second.b->ops->state_packed_bytes(second.b, stops[i]));
+        memcpy(second.out[0][0], straight.out[0][0], (size_t)stops[i] * data.op.out[0] * sizeof(float));
+        memcpy(second.out[0][1], straight.out[0][1], (size_t)stops[i] * data.op.out[1] * sizeof(float));
+        memcpy(second.out[0][2], straight.out[0][2], (size_t)stops[i] * data.op.out[2] * sizeof(float));
+        second.length[0] = stops[i];
+        fixture_feed(&second, 0, 200, 11);
+        fixture_assert_same_bits(&straight, &second);
+        free(image);
+        free(again);
+        fixture_run_close(&second);
+    }
+    fixture_run_close(&straight);
+    fixture_data_free(&data);
+    fixture_model_free(&model);
+}
+
+static void a_copied_state_goes_on_by_itself(void **state)
+{
+    (void)state;
+    struct backend_shape shape = fixture_shape_small();
+    struct fixture_rng rng = {20};
+    struct fixture_model model = fixture_model_new(&rng, &shape, BLOCK_F32, false);
+    struct fixture_data data = fixture_data_new(&rng, &shape, FO_DELTA, 1, (const int[]){120});
+    struct fixture_run straight = fixture_run_open(backend_open_plain, &model, &data), copied = fixture_run_open(backend_open_plain, &model, &data);
+    fixture_feed(&straight, 0, 120, 120);
+    fixture_feed(&copied, 0, 70, 70);
+    copied.b->ops->state_copy(copied.b, 0, copied.state[0]);
+    fixture_feed(&copied, 0, 120, 6); /* the original runs on ... */
+    copied.b->ops->state_reset(copied.b, copied.state[0]);
+    copied.length[0] = 70;
+    copied.state[0] = 0; /* ... and the copy does not notice */
+    fixture_feed(&copied, 0, 120, 50);
+    fixture_assert_same_bits(&straight, &copied);
+    fixture_run_close(&straight);
+    fixture_run_close(&copied);
+    fixture_data_free(&data);
+    fixture_model_free(&model);
+}
+
+static void a_reset_slot_forgets_the_sequence_before(void **state)
+{
+    (void)state;
+    struct backend_shape shape = fixture_shape_small();
+    struct fixture_rng rng = {21};
+    struct fixture_model model = fixture_model_new(&rng, &shape, BLOCK_F32, false);
+    struct fixture_data data = fixture_data_new(&rng, &shape, FO_DELTA, 1, (const int[]){100});
+    struct fixture_data other = fixture_data_new(&rng, &shape, FO_DELTA, 1, (const int[]){100});
+    struct fixture_run fresh = fixture_run_open(backend_open_plain, &model, &data), used = fixture_run_open(backend_open_plain, &model, &data);
+    fixture_feed(&fresh, 0, 100, 100);
+    used.data = &other;
+    fixture_feed(&used, 0, 100, 100);
+    used.b->ops->state_reset(used.b, used.state[0]);
+    used.data = &data;
+    used.length[0] = 0;
+    fixture_feed(&used, 0, 100, 3);
+    fixture_assert_same_bits(&fresh, &used);
+    fixture_run_close(&fresh);
+    fixture_run_close(&used);
+    fixture_data_free(&data);
+    fixture_data_free(&other);
+    fixture_model_free(&model);
+}
+
+static void pages_copied_or_saved_and_loaded_hold_the_same_keys(void **state)
+{
+    (void)state;
+    const enum kv_type types[] = {KV_F32, KV_F16};
+    for (int i = 0; i < 2; i++) {
+        struct backend_shape shape = fixture_shape_small();
+        struct fixture_rng rng = {22};
+        struct error err = {0};
+        shape.kv_type = types[i];
+        struct fixture_model model = fixture_model_new(&rng, &shape, BLOCK_F32, false);
+        struct fixture_data data = fixture_data_new(&rng, &shape, FO_ATTN, 1, (const int[]){150});
+        struct fixture_run straight = fixture_run_open(backend_open_plain, &model, &data),
+                           moved = fixture_run_open(backend_open_plain, &model, &data);
+        const struct backend_ops *ops = moved.b->ops;
+        fixture_feed(&straight, 0, 150, 150);
+        fixture_feed(&moved, 0, 130, 130);
+        assert_int_equal(ops->pages_reserve(moved.b, 6, &err), 0);
+        void *image = malloc(ops->page_bytes(moved.b)), *noise = malloc(ops->page_bytes(moved.b));
+        assert_true(image && noise);
+        memset(noise, 0x3c, ops->page_bytes(moved.b));
+        for (int32_t page = 0; page < 3; page++) {
+            const int32_t old = moved.pages[0][page];
+            if (page == 1) {
+                ops->page_copy(moved.b, 4, old);
+            } else {
+                assert_int_equal(ops->page_save(moved.b, old, image, &err), 0);
+                assert_int_equal(ops->page_load(moved.b, 3 + page, image, &err), 0);
+            }
+            assert_int_equal(ops->page_load(moved.b, old, noise, &err), 0);
+            moved.pages[0][page] = 3 + page;
+        }
+        fixture_feed(&moved, 0, 150, 8);
+        fixture_assert_same_bits(&straight, &moved);
+        free(image);
+        free(noise);
+        fixture_run_close(&straight);
+        fixture_run_close(&moved);
+        fixture_data_free(&data);
+        fixture_model_free(&model);
+    }
+}
+
+/* ---- errors ---- */
+
+static void a_failed_step_does_nothing_and_sync_reports_the_first_error_once(void **state)
+{
+    (void)state;
+    struct backend_shape shape = fixture_shape_small();
+    struct fixture_rng rng = {23};
+    struct error err = {0};
+    struct fixture_model model = fixture_model_new(&rng, &shape, BLOCK_F32, false);
+    struct fixture_data data = fixture_data_new(&rng, &shape, FO_EMBED, 1, (const int[]){4});
+    struct fixture_run run = fixture_run_open(backend_open_plain, &model, &data);
+    const struct backend_ops *ops = run.b->ops;
+    struct buffer *out = fixture_poisoned(run.b, 4, (size_t)shape.n_embd);
+    float before[4 * 64], after[4 * 64];
+    assert_int_equal(ops->read(run.b, out, 0, before, sizeof before, &err), 0);
+
+    const int32_t bad[] = {0, 1, shape.n_vocab, 2};
+    const struct span span = {.row = 0, .n = 4, .pos = 0, .pages = run.pages[0], .state = run.state[0]};
+    ops->begin(run.b, bad, 4, &span, 1);
+    ops->embed(run.b, run.w[FM_EMBD], out);
+    ops->embed(run.b, run.w[FM_NORM], out); /* a second error, not reported */
+    assert_int_equal(ops->read(run.b, out, 0, after, sizeof after, &err), -1);
+    assert_int_equal(ops->sync(run.b, &err), -1);
+    assert_non_null(strstr(err.text, "token id of row 2"));
+    assert_int_equal(ops->sync(run.b, &err), 0);
+    assert_int_equal(ops->read(run.b, out, 0, after, sizeof after, &err), 0);
+    assert_memory_equal(before, after, sizeof before);
+
+    fixture_feed(&run, 0, 4, 4); /* usable again */
+    check_run(&run, &model, TIGHT);
+    fixture_run_close(&run);
+    fixture_data_free(&data);
+    fixture_model_free(&model);
+}
+
+static void buffers_and_weights_of_the_wrong_size_are_refused_by_name(void **state)
+{
+    (void)state;
+    struct backend_shape shape = fixture_shape_small();
+    struct fixture_rng rng = {24};
+    struct error err = {0};
+    struct fixture_model model = fixture_model_new(&rng, &shape, BLOCK_F32, false);
+    for (int kind = 0; kind < FO_COUNT; kind++) {
+        struct fixture_data data = fixture_data_new(&rng, &shape, (enum fixture_op_kind)kind, 1, (const int[]){4});
+        struct fixture_run run = fixture_run_open(backend_open_plain, &model, &data);
+        const struct backend_ops *ops = run.b->ops;
+        const struct span span = {.row = 0, .n = 4, .pos = 0, .pages = run.pages[0], .state = run.state[0]};
+        struct buffer *small = ops->buffer_new(run.b, 3, &err), *small_in[4] = {small, small, small, small};
+        struct weight *wrong[FM_COUNT];
+        for (int i = 0; i < FM_COUNT; i++)
+            wrong[i] = run.w[FM_SH_UP]; /* [64][64]: no operation takes it alone */
+        ops->begin(run.b, data.ids[0], 4, &span, 1);
+        fixture_call(run.b, (enum fixture_op_kind)kind, run.w, small_in, small_in, 4);
+        assert_int_equal(ops->sync(run.b, &err), -1);
+        assert_non_null(strstr(err.text, "bytes"));
+
+        struct buffer *large[4];
+        for (int i = 0; i < 4; i++)
+            large[i] = ops->buffer_new(run.b, 1 << 20, &err);
+        ops->begin(run.b, data.ids[0], 4, &span, 1);
+        fixture_call(run.b, (enum fixture_op_kind)kind, wrong, large, large, 4);
+        if (kind == FO_PROJECT_ADD) { /* takes any matrix that fits its buffers */
+            assert_int_equal(ops->sync(run.b, &err), 0);
+        } else {
+            assert_int_equal(ops->sync(run.b, &err), -1);
+            assert_non_null(strstr(err.text, "up"));
+        }
+        fixture_run_close(&run);
+        fixture_data_free(&data);
+    }
+    fixture_model_free(&model);
+}
+
+static void layers_rows_and_ranges_outside_the_model_are_refused(void **state)
+{
+    (void)state;
+    struct backend_shape shape = fixture_shape_small();
+    struct fixture_rng rng = {25};
+    struct error err = {0};
+    struct fixture_model model = fixture_model_new(&rng, &shape, BLOCK_F32, false);
+    struct fixture_data data = fixture_data_new(&rng, &shape, FO_HEAD, 1, (const int[]){4});
+    struct fixture_run run = fixture_run_open(backend_open_plain, &model, &data);
+    const struct backend_ops *ops = run.b->ops;
+    struct backend *b = run.b;
+    const struct span span = {.row = 0, .n = 4, .pos = 0, .pages = run.pages[0], .state = run.state[0]};
+    struct buffer *x[5];
+    char image[16];
+    for (int i = 0; i < 5; i++)
+        x[i] = ops->buffer_new(b, 1 << 16, &err);
+
+    ops->begin(b, data.ids[0], 4, &span, 1);
+    ops->attn_mix(b, shape.n_kv_layers, x[0], x[1]);
+    assert_int_equal(ops->sync(b, &err), -1);
+    assert_non_null(strstr(err.text, "KV layer 2"));
+    ops->begin(b, data.ids[0], 4, &span, 1);
+    ops->delta_rule(b, -1, x[0], x[1], x[2], run.w[FM_DELTA_NORM], x[3]);
+    assert_int_equal(ops->sync(b, &err), -1);
+    assert_non_null(strstr(err.text, "layer -1"));
+    ops->begin(b, data.ids[0], 4, &span, 1);
+    ops->head(b, x[0], run.w[FM_NORM], run.w[FM_HEAD], (const int32_t[]){4}, 1, NULL, x[1]);
+    assert_int_equal(ops->sync(b, &err), -1);
+    assert_non_null(strstr(err.text, "row 4"));
+
+    assert_int_equal(ops->read(b, x[0], (1 << 16) - 4, image, 8, &err), -1);
+    assert_int_equal(ops->write(b, x[0], (1 << 16) + 4, image, 0, &err), -1);
+    assert_int_equal(ops->page_save(b, 1, image, &err), -1);
+    assert_int_equal(ops->page_load(b, -1, image, &err), -1);
+    assert_int_equal(ops->state_save(b, 2, 5, image, &err), -1);
+    assert_int_equal(ops->state_load(b, 0, -1, image, &err), -1);
+    ops->state_copy(b, 0, 9);
+    assert_int_equal(ops->sync(b, &err), -1);
+    assert_non_null(strstr(err.text, "slot 9"));
+    fixture_run_close(&run);
+    fixture_data_free(&data);
+    fixture_model_free(&model);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_operation_is_what_the_specification_says),
+        cmocka_unit_test(every_operation_holds_at_random_shapes),
+        cmocka_unit_test(matrices_of_every_block_type_give_their_dequantised_products),
+        cmocka_unit_test(delta_rule_follows_the_textbook_recurrence_with_the_heads_of_the_35b),
+        cmocka_unit_test(delta_state_does_not_drift_over_many_grid_cells),
+        cmocka_unit_test(delta_rule_survives_extreme_gates),
+        cmocka_unit_test(rope_turns_pairs_half_the_rotated_width_apart_and_leaves_the_rest),
+        cmocka_unit_test(attention_survives_scores_far_beyond_the_range_of_exp),
+        cmocka_unit_test(f16_keys_take_half_the_memory_and_stay_close),
+        cmocka_unit_test(a_tie_between_experts_goes_to_the_lower_index),
+        cmocka_unit_test(chosen_may_be_left_out_and_rows_of_the_head_may_be_picked),
+        cmocka_unit_test(cutting_a_sequence_anywhere_changes_no_bit),
+        cmocka_unit_test(rows_taken_back_inside_a_grid_cell_leave_no_trace),
+        cmocka_unit_test(a_saved_state_loaded_elsewhere_goes_on_with_the_same_bits),
+        cmocka_unit_test(a_copied_state_goes_on_by_itself),
+        cmocka_unit_test(a_reset_slot_forgets_the_sequence_before),
+        cmocka_unit_test(pages_copied_or_saved_and_loaded_hold_the_same_keys),
+        cmocka_unit_test(a_failed_step_does_nothing_and_sync_reports_the_first_error_once),
+        cmocka_unit_test(buffers_and_weights_of_the_wrong_size_are_refused_by_name),
+        cmocka_unit_test(layers_rows_and_ranges_outside_the_model_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
