@@ -29,7 +29,7 @@ struct job {
     int fed;            /* prompt tokens in the sequence */
     int written;        /* tokens picked */
     int32_t last;       /* the last one, not yet fed */
-    uint64_t served_at; /* the last step that had a chunk of its prompt */
+    uint64_t served_at; /* when its prompt last had a chunk, by `serves`; 0: never */
     struct job *next;   /* in the inbox or the queue */
 };
 
@@ -61,7 +61,7 @@ struct scheduler {
     struct work_item *items; /* [max_running] */
     struct job **item_jobs;  /* [max_running] */
     struct sequence **drops; /* [max_running] */
-    uint64_t step;
+    uint64_t step, serves;   /* steps built, prompt chunks given */
 
     /* any thread */
     atomic_bool step_done;
@@ -218,13 +218,13 @@ static int chunk_size(const struct job *j, int room)
     return end > j->fed ? end - j->fed : room;
 }
 
-/* The prompt that has waited longest for a chunk, among those without one in this step. */
-static struct job *next_prompt(const struct scheduler *s)
+/* The prompt that has waited longest for a chunk, among those that had none since `since`. */
+static struct job *next_prompt(const struct scheduler *s, uint64_t since)
 {
     struct job *best = NULL;
     for (int i = 0; i < s->n_running; i++) {
         struct job *j = s->running[i];
-        if (j->fed < j->n_prompt && j->served_at != s->step && (!best || j->served_at < best->served_at))
+        if (j->fed < j->n_prompt && j->served_at <= since && (!best || j->served_at < best->served_at))
             best = j;
     }
     return best;
@@ -261,12 +261,13 @@ static void build_step(struct scheduler *s)
     int share = budget / n_prompts / GRID * GRID;
     if (share < GRID)
         share = GRID;
+    const uint64_t since = s->serves;
     struct job *j;
-    while (budget > 0 && (j = next_prompt(s)) != NULL) {
+    while (budget > 0 && (j = next_prompt(s, since)) != NULL) {
         int n = chunk_size(j, share < budget ? share : budget);
         add_item(s, j, j->prompt + j->fed, n, false);
         budget -= n;
-        j->served_at = s->step;
+        j->served_at = ++s->serves;
     }
     for (int i = first; i < s->work.n_items; i++) {
         struct work_item *item = &s->items[i];
