@@ -225,14 +225,15 @@ static void check_rope_scaling(struct reader *r)
     if (type.len == 4 && memcmp(type.data, "none", 4) == 0)
         return;
     if (type.len != 6 || memcmp(type.data, "linear", 6) != 0) {
-        fail(r, "%s is \"%.*s\": only \"none\" and \"linear\" with factor 1 are supported", k.text, type.len < 64 ? (int)type.len : 64, type.data);
+        fail(r, "%s is \"%.*s\": expected \"none\", or \"linear\" with factor 1; scaled positions are not supported", k.text,
+             type.len < 64 ? (int)type.len : 64, type.data);
         return;
     }
     static const char *const factors[] = {"rope.scaling.factor", "rope.scale_linear"};
     for (size_t i = 0; i < 2; i++) {
         double factor = read_real(r, factors[i], 1);
         if (factor != 1 && factor != 0) /* 0 = not set, in old files */
-            fail(r, "%s is %g: only factor 1 (no scaling) is supported", key_of(r, factors[i]).text, factor);
+            fail(r, "%s is %g: expected 1, scaled positions are not supported", key_of(r, factors[i]).text, factor);
     }
 }
 

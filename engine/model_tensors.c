@@ -164,13 +164,15 @@ static void bind_moe(struct binder *t, struct moe_weights *w, int i)
     const struct backend_shape *s = &t->m->shape;
     int64_t d = s->n_embd, e = s->n_experts, f = s->expert_ff, fs = s->shared_ff;
     w->router = matrix(t, in_block(i, "ffn_gate_inp.weight").text, d, e);
-    struct name fused = in_block(i, "ffn_gate_up_exps.weight");
+    struct name fused = in_block(i, "ffn_gate_up_exps.weight"), gate = in_block(i, "ffn_gate_exps.weight");
+    if (!exists(t, fused.text) && !exists(t, gate.text))
+        fail(t, "tensor %s is missing, and so is %s, which may stand for it", gate.text, fused.text);
     if (exists(t, fused.text)) { /* of each expert the first F rows are gate, the next up */
         const struct gguf_tensor *x = find(t, fused.text, d, 2 * f, e);
         w->gate = upload(t, x, 0, f);
         w->up = upload(t, x, f, f);
     } else {
-        w->gate = matrices(t, in_block(i, "ffn_gate_exps.weight").text, d, f, e);
+        w->gate = matrices(t, gate.text, d, f, e);
         w->up = matrices(t, in_block(i, "ffn_up_exps.weight").text, d, f, e);
     }
     w->down = matrices(t, in_block(i, "ffn_down_exps.weight").text, f, d, e);
