@@ -405,6 +405,8 @@ static int take_tools(struct chat_request *r, const json_t *root, struct api_err
 /* Parses text into *out (a new reference). `what` begins the message. */
 static int parse_json(json_t **out, const char *text, size_t len, const char *path, const char *what, struct api_error *err)
 {
+    if (memchr(text, '\0', len)) /* never valid in JSON, but the parser steps over some */
+        return api_error_set(err, 400, "invalid_json", path, "%s has a NUL byte; JSON writes it as \\u0000", what);
     json_error_t e;
     *out = json_loadb(text, len, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_ALLOW_NUL, &e);
     if (*out)
