@@ -10,7 +10,8 @@
  *       (value i goes to partial i % 16, each by fma in order), added pairwise at the end: 8+8, 4+4, 2+2, 1+1.
  *
  * Rounding of activations: ACT_Q8_32: d = max|x| / 127 rounded to f16, q = round(x / d before rounding); ACT_Q8_256: d = -(value of largest magnitude) / 127
- * in f32, q = round(x / d) capped at 127 (spec/gguf.md, end of section 3). */
+ * in f32, q = round(x / d) capped at 127 (spec/gguf.md, end of section 3). round is to the nearest, ties to even; of two values of the same magnitude the
+ * first counts. A block whose d rounds to 0 in f32 has q = 0; a block with a NaN or an infinity has d = NaN and q = 0, so that its products are NaN. */
 #ifndef BEDSIDE_ENGINE_CPU_MATMUL_H
 #define BEDSIDE_ENGINE_CPU_MATMUL_H
 
@@ -43,7 +44,7 @@ enum { MATMUL_ROWS = 16 };
 void matmul(enum isa isa, const struct weight *w, int64_t mat, int64_t o0, int64_t o1, const void *const *x, float *const *y, int n_rows, bool add,
             void *scratch);
 
-/* Scratch that one thread needs for matmul with this weight. */
+/* Scratch (64-byte aligned) that one thread needs for matmul with this weight. */
 size_t matmul_scratch_bytes(const struct weight *w);
 
 #endif
