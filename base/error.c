@@ -13,7 +13,9 @@ static void trim_partial_utf8(char *text, size_t cap)
     size_t i = len;
     while (i > 0 && len - i < 4 && ((unsigned char)text[i - 1] & 0xC0) == 0x80)
         i--;
-    if (i > 0 && (unsigned char)text[i - 1] >= 0xC0)
+    unsigned char lead = i > 0 ? (unsigned char)text[i - 1] : 0;
+    size_t whole = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
+    if (lead >= 0xC0 && len - (i - 1) < whole)
         text[i - 1] = '\0';
 }
 
