@@ -34,7 +34,7 @@ int alloc_grow(void *array, size_t *cap, size_t need, size_t size)
             return -1;
         want *= 2;
     }
-    if (size && want > SIZE_MAX / size)
+    if (size == 0 || want > SIZE_MAX / size)
         return -1;
     void *old;
     memcpy(&old, array, sizeof old);

@@ -92,7 +92,7 @@ static int check_split(const struct gguf *g, size_t index, size_t count, struct 
 /* split.tensors.count of part 1 against what was found. */
 static int check_split_total(const struct gguf *g, struct error *err)
 {
-    uint64_t total;
+    uint64_t total = 0;
     int has = part_u64(&g->parts[0], "split.tensors.count", &total, err);
     if (has > 0 && total != g->n_tensors)
         return error_set(err, "split.tensors.count is %" PRIu64 ", but the %zu parts have %zu tensors: parts of different models are mixed", total,

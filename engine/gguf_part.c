@@ -258,7 +258,7 @@ static int take_tensor(struct cursor *c, struct gguf_tensor *t, uint64_t index, 
 {
     char what[64];
     snprintf(what, sizeof what, "the name of tensor %" PRIu64, index);
-    struct gguf_string name;
+    struct gguf_string name = {0};
     size_t at = c->pos;
     if (take_string(c, MAX_NAME, what, &name, err))
         return -1;
