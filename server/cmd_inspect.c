@@ -170,7 +170,7 @@ int cmd_inspect(int argc, char **argv)
     print_totals(g);
     print_verdict(g);
     gguf_close(g);
-    if (fflush(stdout)) {
+    if (fflush(stdout) || ferror(stdout)) {
         perror("bedside inspect: standard output");
         return 1;
     }

@@ -139,7 +139,7 @@ int cmd_tokenize(int argc, char **argv)
     if (tokenizer_encode(t, text.data, text.len, o.special ? &all : NULL, o.special ? 1 : 0, o.no_nfc ? 0 : TOKENIZER_NFC, &list, &err))
         goto out;
     print_tokens(t, &list, o.ids_only);
-    if (fflush(stdout)) {
+    if (fflush(stdout) || ferror(stdout)) {
         error_set(&err, "standard output: %s", strerror(errno));
         goto out;
     }

@@ -1,0 +1,138 @@
+#!/bin/sh
+# The command line, end to end: help, version, inspect, tokenize. Writes TAP. BEDSIDE names the program.
+set -u
+program=${BEDSIDE:-build/bedside}
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+number=0
+failures=0
+unset BEDSIDE
+for name in $(env | sed -n 's/^\(BEDSIDE_[A-Z_]*\)=.*/\1/p'); do
+    unset "$name"
+done
+
+# run STATUS words...: the program must end with that status; its output is in $scratch/out, its messages in $scratch/err.
+run() {
+    wanted=$1
+    shift
+    "$program" "$@" >"$scratch/out" 2>"$scratch/err" </dev/null
+    got=$?
+    [ "$got" -eq "$wanted" ] || { echo "# $*: status $got, not $wanted"; sed 's/^/# /' "$scratch/err"; return 1; }
+}
+
+out_has() {
+    grep -qF -- "$1" "$scratch/out" || { echo "# no '$1' in the output"; return 1; }
+}
+
+err_has() {
+    grep -qF -- "$1" "$scratch/err" || { echo "# no '$1' in the messages:"; sed 's/^/# /' "$scratch/err"; return 1; }
+}
+
+# promise FUNCTION: one test.
+promise() {
+    number=$((number + 1))
+    if "$1"; then
+        echo "ok $number - $1"
+    else
+        echo "not ok $number - $1"
+        failures=$((failures + 1))
+    fi
+}
+
+without_a_command_the_help_is_shown_as_an_error() {
+    run 2 && err_has "bedside serve" && [ ! -s "$scratch/out" ]
+}
+
+help_goes_to_standard_output() {
+    for word in help --help -h; do
+        run 0 "$word" && out_has "bedside serve" && out_has "--max-queue" || return 1
+    done
+}
+
+the_readme_table_is_printed() {
+    run 0 help --markdown && out_has '| `--port` | `BEDSIDE_PORT` | 8080 | 0 to 65535 |'
+}
+
+the_version_is_shown() {
+    run 0 version && grep -qE '^bedside [0-9]+\.[0-9]+\.[0-9]+$' "$scratch/out" && run 0 --version
+}
+
+an_unknown_command_is_named() {
+    run 2 server && err_has "'server' is not a command"
+}
+
+inspect_shows_metadata_and_totals_and_that_it_is_served() {
+    run 0 inspect tests/demo-model/demo-q4_k_m.gguf && out_has 'general.architecture  string  "qwen35moe"' &&
+        out_has 'tokenizer.ggml.tokens  string[4096]' && out_has 'bedside serves this file: architecture qwen35moe' &&
+        out_has 'qwen35moe.attention.layer_norm_rms_epsilon  f32  1e-06' && grep -qE '^Q4_K +49 +13506560 +7597440 ' "$scratch/out" &&
+        ! grep -q '^token_embd.weight' "$scratch/out"
+}
+
+inspect_lists_tensors_when_asked() {
+    run 0 inspect --tensors tests/data/tiny-qwen3-q8_0.gguf && grep -qE '^blk.3.ffn_up.weight +Q8_0 +64 x 192 +13056 +391040$' "$scratch/out"
+}
+
+every_line_of_inspect_is_one_line() { # the chat template has newlines in it
+    run 0 inspect tests/demo-model/demo-q4_k_m.gguf && [ "$(grep -c 'tokenizer.chat_template' "$scratch/out")" -eq 1 ] &&
+        ! LC_ALL=C grep -q "$(printf '[\001-\010\013-\037]')" "$scratch/out"
+}
+
+inspect_says_what_is_wrong_with_a_file() {
+    head -c 300000 tests/data/tiny-qwen3-q8_0.gguf >"$scratch/cut.gguf"
+    run 1 inspect "$scratch/cut.gguf" && err_has "$scratch/cut.gguf" && err_has "need 549248 bytes, it has 300000" &&
+        run 1 inspect "$scratch/absent.gguf" && err_has "No such file" &&
+        run 1 inspect tests && err_has "directory" && run 2 inspect && run 2 inspect --tensor x && err_has "'--tensor' is not expected"
+}
+
+model=tests/demo-model/demo-q4_k_m.gguf
+
+tokenize_prints_ids_and_pieces() {
+    run 0 tokenize --model $model 'Aspirin 81 mg' && out_has '    3878  "Aspirin"' && out_has '5 tokens'
+}
+
+tokenize_reads_standard_input_and_prints_bare_ids() {
+    printf 'Aspirin 81 mg' | "$program" tokenize --model $model --ids-only >"$scratch/out" 2>&1 && run 0 tokenize --model $model 'Aspirin 81 mg' &&
+        [ "$(sed -n 's/^ *\([0-9]*\)  ".*/\1/p' "$scratch/out" | wc -l)" -eq 5 ] &&
+        "$program" tokenize --ids-only --model $model Aspirin 81 mg >"$scratch/words" &&
+        printf 'Aspirin 81 mg' | "$program" tokenize --model $model --ids-only | cmp -s - "$scratch/words"
+}
+
+text_becomes_a_control_token_only_when_asked() {
+    run 0 tokenize --model $model '<|im_start|>user' && ! grep -q control "$scratch/out" &&
+        run 0 tokenize --model $model --special '<|im_start|>user' && out_has '"<|im_start|>"  (control)' && out_has '2 tokens'
+}
+
+tokenize_normalises_unless_told_not_to() { # e + combining acute
+    decomposed=$(printf 'e\314\201')
+    run 0 tokenize --model $model "$decomposed" && out_has '"é"' && run 0 tokenize --model $model --no-nfc "$decomposed" && ! grep -q '"é"' "$scratch/out"
+}
+
+tokenize_says_what_it_misses() {
+    run 2 tokenize hello && err_has "--model FILE" && run 2 tokenize --modle $model hello && err_has "did you mean --model?" &&
+        run 1 tokenize --model "$scratch/absent.gguf" hello && err_has "No such file" &&
+        BEDSIDE_MODEL=$model "$program" tokenize hello >"$scratch/out" && out_has tokens && run 0 tokenize --help && out_has --special
+}
+
+writing_to_a_full_disk_is_an_error() {
+    [ -e /dev/full ] || return 0
+    ! "$program" inspect $model >/dev/full 2>"$scratch/err" && err_has "No space left" &&
+        ! "$program" tokenize --model $model hello >/dev/full 2>"$scratch/err" && err_has "No space left"
+}
+
+promise without_a_command_the_help_is_shown_as_an_error
+promise help_goes_to_standard_output
+promise the_readme_table_is_printed
+promise the_version_is_shown
+promise an_unknown_command_is_named
+promise inspect_shows_metadata_and_totals_and_that_it_is_served
+promise inspect_lists_tensors_when_asked
+promise every_line_of_inspect_is_one_line
+promise inspect_says_what_is_wrong_with_a_file
+promise tokenize_prints_ids_and_pieces
+promise tokenize_reads_standard_input_and_prints_bare_ids
+promise text_becomes_a_control_token_only_when_asked
+promise tokenize_normalises_unless_told_not_to
+promise tokenize_says_what_it_misses
+promise writing_to_a_full_disk_is_an_error
+echo "1..$number"
+[ "$failures" -eq 0 ]
