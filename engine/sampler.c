@@ -39,6 +39,7 @@ struct sampler {
     size_t n_usable;
 
     float *adjusted;          /* [n_vocab] l */
+    double *weights;          /* [n_vocab] w of the ids that were weighed in this pick */
     rank_key *keys;           /* [n_vocab] finite ones, ascending id */
     rank_key *sorted, *spare; /* [n_vocab] each; touched only where sorting is needed */
 
@@ -273,25 +274,24 @@ static int32_t best_id(const struct sampler *s, const float *values)
     return best;
 }
 
-static double weight(const struct sampler *s, rank_key key, float max)
+/* Fills s->weights for the ids of these keys; their sum. */
+static double weigh(struct sampler *s, const rank_key *keys, size_t n, float max)
 {
-    return exp_down(((double)key_logit(key) - (double)max) / (double)s->params.temperature);
-}
-
-static double total_weight(const struct sampler *s, const rank_key *keys, size_t n, float max)
-{
-    double sum = 0;
-    for (size_t i = 0; i < n; i++)
-        sum += weight(s, keys[i], max);
+    double sum = 0, temperature = (double)s->params.temperature;
+    for (size_t i = 0; i < n; i++) {
+        double w = exp_down(((double)key_logit(keys[i]) - (double)max) / temperature);
+        s->weights[key_id(keys[i])] = w;
+        sum += w;
+    }
     return sum;
 }
 
-/* Length of the shortest beginning of ranked[0..n) whose weight reaches `target`; n + 1 when even all of them do not. */
-static size_t reach(const struct sampler *s, const rank_key *ranked, size_t n, float max, double target)
+/* Length of the shortest beginning of ranked[0..n), already weighed, whose weight reaches `target`; n + 1 when even all of it does not. */
+static size_t reach(const struct sampler *s, const rank_key *ranked, size_t n, double target)
 {
     double sum = 0;
     for (size_t i = 0; i < n; i++) {
-        sum += weight(s, ranked[i], max);
+        sum += s->weights[key_id(ranked[i])];
         if (sum >= target)
             return i + 1;
     }
@@ -303,14 +303,16 @@ static size_t smaller(size_t a, size_t b)
     return a < b ? a : b;
 }
 
-/* Applies top_k and top_p to s->keys[0..n): returns how many are kept, in s->keys from the start, ascending id. */
+/* Applies top_k and top_p to s->keys[0..n): returns how many are kept, weighed, in s->keys from the start, ascending id. */
 static size_t keep_ranked(struct sampler *s, size_t n, float max)
 {
     const struct sampler_params *p = &s->params;
     size_t k = p->top_k > 0 ? smaller((size_t)p->top_k, n) : n;
     bool nucleus = p->top_p < 1.0f;
-    if (k == n && !nucleus)
+    if (k == n && !nucleus) {
+        weigh(s, s->keys, n, max);
         return n;
+    }
 
     /* The best `ranked` of them, in order. Without top_k a nucleus is usually small too: try that before sorting everything. */
     size_t ranked = smaller(k, SMALL);
@@ -320,13 +322,14 @@ static size_t keep_ranked(struct sampler *s, size_t n, float max)
     } else {
         greatest_by_heap(s->keys, n, ranked, s->sorted);
     }
+    double total = k < n ? weigh(s, s->sorted, k, max) : weigh(s, s->keys, n, max);
     size_t kept = k;
     if (nucleus) {
-        double target = (double)p->top_p * (k < n ? total_weight(s, s->sorted, k, max) : total_weight(s, s->keys, n, max));
-        kept = reach(s, s->sorted, ranked, max, target);
+        double target = (double)p->top_p * total;
+        kept = reach(s, s->sorted, ranked, target);
         if (kept > ranked && ranked < k) {
             sort_all(s, n);
-            kept = reach(s, s->sorted, k, max, target);
+            kept = reach(s, s->sorted, k, target);
         }
         kept = smaller(kept, k); /* the order of summation may leave the sum just short */
     }
@@ -353,16 +356,15 @@ static int32_t draw(struct sampler *s)
     if (n == 0)
         return -1;
     n = keep_ranked(s, n, max);
-    double min_weight = s->params.min_p > 0 ? (double)s->params.min_p : 0.0;
-    double total = 0;
+    double min_weight = (double)s->params.min_p, total = 0;
     for (size_t i = 0; i < n; i++) {
-        double w = weight(s, s->keys[i], max);
+        double w = s->weights[key_id(s->keys[i])];
         total += w >= min_weight ? w : 0.0;
     }
     double target = random_unit(s->random) * total, sum = 0;
     int32_t id = -1;
     for (size_t i = 0; i < n; i++) {
-        double w = weight(s, s->keys[i], max);
+        double w = s->weights[key_id(s->keys[i])];
         if (w < min_weight || w == 0.0)
             continue;
         id = key_id(s->keys[i]);
@@ -428,6 +430,7 @@ struct sampler *sampler_new(const struct tokenizer *t, const struct sampler_para
     size_t n = (size_t)s->n_vocab;
     s->bias = alloc_array(params->n_bias, sizeof *s->bias);
     s->adjusted = alloc_array(n, sizeof *s->adjusted);
+    s->weights = alloc_array(n, sizeof *s->weights);
     s->keys = alloc_array(n, sizeof *s->keys);
     s->sorted = alloc_array(n, sizeof *s->sorted);
     s->spare = alloc_array(n, sizeof *s->spare);
@@ -436,7 +439,8 @@ struct sampler *sampler_new(const struct tokenizer *t, const struct sampler_para
         s->count = alloc_array(n, sizeof *s->count);
         s->counted = alloc_array(n, sizeof *s->counted);
     }
-    if (!s->bias || !s->adjusted || !s->keys || !s->sorted || !s->spare || (counts && (!s->count || !s->counted)) || find_usable(s, t)) {
+    if (!s->bias || !s->adjusted || !s->weights || !s->keys || !s->sorted || !s->spare || (counts && (!s->count || !s->counted)) ||
+        find_usable(s, t)) {
         sampler_free(s);
         return NULL;
     }
@@ -456,6 +460,7 @@ void sampler_free(struct sampler *s)
     free(s->bias);
     free(s->usable);
     free(s->adjusted);
+    free(s->weights);
     free(s->keys);
     free(s->sorted);
     free(s->spare);
