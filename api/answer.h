@@ -15,9 +15,9 @@
 struct answer;
 
 struct answer_options {
-    const struct text *stop;   /* [n_stop], copied */
+    const struct text *stop; /* [n_stop], copied */
     size_t n_stop;
-    bool in_reasoning;         /* see struct prompt */
+    bool in_reasoning; /* see struct prompt */
     bool may_reason;
 };
 

@@ -5,11 +5,11 @@
 #include "base/buf.h"
 
 struct api_error {
-    int status;          /* HTTP status; 0 = no error */
-    const char *type;    /* "invalid_request_error", "server_error", "rate_limit_error"... (static text) */
-    const char *code;    /* short machine-readable word, or NULL (static text) */
-    char param[96];      /* the request field, e.g. "messages[2].content"; "" = none */
-    char message[512];   /* for a person: what is wrong and what to do; never prompt text */
+    int status;        /* HTTP status; 0 = no error */
+    const char *type;  /* "invalid_request_error", "server_error", "rate_limit_error"... (static text) */
+    const char *code;  /* short machine-readable word, or NULL (static text) */
+    char param[96];    /* the request field, e.g. "messages[2].content"; "" = none */
+    char message[512]; /* for a person: what is wrong and what to do; never prompt text */
 };
 
 /* Fills *err (may be NULL); type follows from the status. Always returns -1. */

@@ -29,36 +29,36 @@ struct tool_call {
     struct text id, name;
     struct tool_argument *arguments; /* in the order given */
     size_t n_arguments;
-    struct text arguments_json;      /* the whole object, separators ", " and ": " */
+    struct text arguments_json; /* the whole object, separators ", " and ": " */
 };
 
 struct chat_message {
     enum chat_role role;
-    struct text content;             /* text parts joined; data NULL when null or absent */
-    size_t n_parts;                  /* how many text parts it was given as; 0 = a plain string (Qwen3's template knows no parts) */
-    struct text reasoning;           /* reasoning_content; data NULL when absent */
-    struct tool_call *calls;         /* assistant */
+    struct text content;     /* text parts joined; data NULL when null or absent */
+    size_t n_parts;          /* how many text parts it was given as; 0 = a plain string (Qwen3's template knows no parts) */
+    struct text reasoning;   /* reasoning_content; data NULL when absent */
+    struct tool_call *calls; /* assistant */
     size_t n_calls;
-    struct text tool_call_id;        /* tool */
+    struct text tool_call_id; /* tool */
 };
 
 enum { CHAT_MAX_STOP = 16 };
 
 struct chat_request {
-    struct text model;               /* as sent; data NULL when absent */
-    struct chat_message *messages;   /* at least one */
+    struct text model;             /* as sent; data NULL when absent */
+    struct chat_message *messages; /* at least one */
     size_t n_messages;
-    struct text *tools;              /* each definition as one line of JSON, key order kept, separators ", " and ": " */
-    size_t n_tools;                  /* 0 also for tool_choice "none" */
+    struct text *tools; /* each definition as one line of JSON, key order kept, separators ", " and ": " */
+    size_t n_tools;     /* 0 also for tool_choice "none" */
     bool stream, include_usage;
-    int64_t max_tokens;              /* -1 = not given */
-    struct sampler_params sampling;  /* defaults applied; bias points into `bias` */
-    bool seed_given;                 /* otherwise the caller draws one */
+    int64_t max_tokens;             /* -1 = not given */
+    struct sampler_params sampling; /* defaults applied; bias points into `bias` */
+    bool seed_given;                /* otherwise the caller draws one */
     struct logit_bias *bias;
     struct text stop[CHAT_MAX_STOP]; /* non-empty strings */
     size_t n_stop;
-    bool enable_thinking;            /* chat_template_kwargs.enable_thinking, reasoning_effort "none"; default true */
-    bool preserve_thinking;          /* chat_template_kwargs.preserve_thinking; default false */
+    bool enable_thinking;   /* chat_template_kwargs.enable_thinking, reasoning_effort "none"; default true */
+    bool preserve_thinking; /* chat_template_kwargs.preserve_thinking; default false */
 };
 
 /* What is used where the request is silent, and the limits of this server. */

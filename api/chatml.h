@@ -15,9 +15,9 @@ enum chat_family { CHAT_QWEN3, CHAT_QWEN35, CHAT_QWEN36 };
 
 struct chat_template {
     enum chat_family family;
-    bool recognised;               /* the source was of a known family; otherwise `family` is a guess from the architecture */
-    struct buf tools_intro;        /* from "# Tools" to the newline after <tools> */
-    struct buf tools_outro;        /* from </tools> to the end of the instructions */
+    bool recognised;        /* the source was of a known family; otherwise `family` is a guess from the architecture */
+    struct buf tools_intro; /* from "# Tools" to the newline after <tools> */
+    struct buf tools_outro; /* from </tools> to the end of the instructions */
 };
 
 /* `source` is tokenizer.chat_template ("" when absent); `arch` is general.architecture, used when the source says nothing. */
@@ -27,10 +27,10 @@ const char *chat_family_name(enum chat_family family); /* "qwen3", "qwen3.5", "q
 
 struct prompt {
     struct buf text;
-    struct text_range *trusted;    /* ascending, disjoint; see tokenizer_encode */
+    struct text_range *trusted; /* ascending, disjoint; see tokenizer_encode */
     size_t n_trusted, cap_trusted;
-    bool in_reasoning;             /* the answer starts inside <think> */
-    bool may_reason;               /* the answer may open a <think> block by itself (Qwen3) */
+    bool in_reasoning; /* the answer starts inside <think> */
+    bool may_reason;   /* the answer may open a <think> block by itself (Qwen3) */
 };
 
 /* Renders the request's messages, tools and thinking mode. When the last message is the assistant's, its text is left open and the answer

@@ -10,9 +10,9 @@
 #include "engine/sampler.h"
 #include "engine/tokenizer.h"
 
-struct reply_head {     /* the same in every chunk of an answer */
-    char id[48];        /* "chatcmpl-..." */
-    int64_t created;    /* Unix seconds */
+struct reply_head {  /* the same in every chunk of an answer */
+    char id[48];     /* "chatcmpl-..." */
+    int64_t created; /* Unix seconds */
     const char *model;
 };
 
@@ -27,7 +27,8 @@ void reply_logprob(struct buf *list, const struct tokenizer *t, const struct pic
 
 /* Server-sent events, each "data: {...}\n\n". `logprobs` is a list made by reply_logprob, or NULL. */
 void reply_chunk_role(struct buf *out, const struct reply_head *head);
-void reply_chunk_delta(struct buf *out, const struct reply_head *head, const struct buf *reasoning, const struct buf *content, const struct buf *logprobs);
+void reply_chunk_delta(struct buf *out, const struct reply_head *head, const struct buf *reasoning, const struct buf *content,
+                       const struct buf *logprobs);
 void reply_chunk_finish(struct buf *out, const struct reply_head *head, enum finish_reason reason);
 void reply_chunk_usage(struct buf *out, const struct reply_head *head, const struct usage *usage);
 void reply_chunk_error(struct buf *out, const char *message); /* an error after the headers went out */

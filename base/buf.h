@@ -14,15 +14,18 @@ struct buf {
     bool failed;
 };
 
-#define BUF_INIT {0}
+#define BUF_INIT                                                                                                                                     \
+    {                                                                                                                                                \
+        0                                                                                                                                            \
+    }
 
 void buf_free(struct buf *b);
-void buf_clear(struct buf *b);                    /* len = 0, memory kept, `failed` kept */
-bool buf_reserve(struct buf *b, size_t extra);    /* room for `extra` more bytes; false = failed */
+void buf_clear(struct buf *b);                 /* len = 0, memory kept, `failed` kept */
+bool buf_reserve(struct buf *b, size_t extra); /* room for `extra` more bytes; false = failed */
 bool buf_add(struct buf *b, const void *data, size_t n);
 bool buf_puts(struct buf *b, const char *text);
 bool buf_putc(struct buf *b, char c);
 bool buf_printf(struct buf *b, const char *format, ...) __attribute__((format(printf, 2, 3)));
-void buf_drop_front(struct buf *b, size_t n);     /* forgets the first n (at most len) bytes */
+void buf_drop_front(struct buf *b, size_t n); /* forgets the first n (at most len) bytes */
 
 #endif

@@ -13,35 +13,35 @@
 
 struct config {
     /* model */
-    char *model;              /* --model: path of a GGUF file */
-    char *alias;              /* --alias: the name shown to clients; "" = the file's */
-    int64_t context;          /* --context: tokens per request; 0 = min(the model's, 32768) */
-    int64_t threads;          /* --threads; 0 = physical cores */
-    char *kv_type;            /* --kv-type: f16 | f32 */
-    int64_t kv_memory;        /* --kv-memory: MiB for KV pages and states; 0 = what is free, less a margin */
+    char *model;       /* --model: path of a GGUF file */
+    char *alias;       /* --alias: the name shown to clients; "" = the file's */
+    int64_t context;   /* --context: tokens per request; 0 = min(the model's, 32768) */
+    int64_t threads;   /* --threads; 0 = physical cores */
+    char *kv_type;     /* --kv-type: f16 | f32 */
+    int64_t kv_memory; /* --kv-memory: MiB for KV pages and states; 0 = what is free, less a margin */
     /* server */
-    char *host;               /* --host: default 127.0.0.1 */
-    int64_t port;             /* --port: default 8080; 0 = any free one */
-    char *api_key;            /* --api-key; required for a non-loopback host */
-    int64_t max_running;      /* --max-running: answers written at once */
-    int64_t max_queue;        /* --max-queue: requests waiting, then 429 */
-    int64_t max_connections;  /* --max-connections */
-    int64_t max_body;         /* --max-body: KiB */
-    int64_t idle_timeout;     /* --idle-timeout: seconds without a byte before a connection is closed */
-    int64_t drain_timeout;    /* --drain-timeout: seconds running answers get after SIGTERM */
-    int64_t prefill_chunk;    /* --prefill-chunk: tokens of a prompt read per step */
+    char *host;              /* --host: default 127.0.0.1 */
+    int64_t port;            /* --port: default 8080; 0 = any free one */
+    char *api_key;           /* --api-key; required for a non-loopback host */
+    int64_t max_running;     /* --max-running: answers written at once */
+    int64_t max_queue;       /* --max-queue: requests waiting, then 429 */
+    int64_t max_connections; /* --max-connections */
+    int64_t max_body;        /* --max-body: KiB */
+    int64_t idle_timeout;    /* --idle-timeout: seconds without a byte before a connection is closed */
+    int64_t drain_timeout;   /* --drain-timeout: seconds running answers get after SIGTERM */
+    int64_t prefill_chunk;   /* --prefill-chunk: tokens of a prompt read per step */
     /* sampling defaults; NAN or -1 = the model file's, else OpenAI's */
     double temperature, top_p, min_p, repeat_penalty;
     int64_t top_k;
-    int64_t max_tokens;       /* --max-tokens: when a request gives none; 0 = to the end of the context */
+    int64_t max_tokens; /* --max-tokens: when a request gives none; 0 = to the end of the context */
     /* other */
-    char *log_level;          /* --log-level: error | warn | info | debug */
-    char *config_file;        /* --config */
+    char *log_level;   /* --log-level: error | warn | info | debug */
+    char *config_file; /* --config */
     /* `bedside run` */
-    char *prompt;             /* --prompt; "" = standard input */
-    char *system;             /* --system */
-    bool no_think;            /* --no-think */
-    int64_t seed;             /* --seed; -1 = random */
+    char *prompt;  /* --prompt; "" = standard input */
+    char *system;  /* --system */
+    bool no_think; /* --no-think */
+    int64_t seed;  /* --seed; -1 = random */
 };
 
 /* Fills *c from all sources. argv [argc] are the words after the subcommand. Words that are not options are left, in order, in

@@ -26,8 +26,8 @@
 #include "engine/blocks.h"
 
 enum {
-    GRID = 64,     /* tokens per KV page and per DeltaNet chunk */
-    ROLLBACK = 8,  /* rows of a sequence that may be taken back, if they lie in the grid cell of its last row */
+    GRID = 64,    /* tokens per KV page and per DeltaNet chunk */
+    ROLLBACK = 8, /* rows of a sequence that may be taken back, if they lie in the grid cell of its last row */
 };
 
 struct backend; /* a device, its memory and its queue */
@@ -38,22 +38,22 @@ enum kv_type { KV_F32, KV_F16 };
 
 /* Everything about the model that the operations need; fixed for a backend's life. */
 struct backend_shape {
-    int n_embd;                         /* D */
-    int n_vocab;                        /* V */
+    int n_embd;  /* D */
+    int n_vocab; /* V */
     float norm_eps;
-    int n_heads, n_kv_heads, head_dim;  /* NH, NKV, HD */
-    int n_rot;                          /* rotated channels, even, <= HD */
+    int n_heads, n_kv_heads, head_dim; /* NH, NKV, HD */
+    int n_rot;                         /* rotated channels, even, <= HD */
     float rope_theta;
-    float attn_scale;                   /* normally 1/sqrt(HD) */
-    bool attn_gated;                    /* q rows are per head [HD query][HD gate] (qwen35*); otherwise [HD query] */
-    int n_kv_layers;                    /* attention layers with a KV cache: numbered 0 .. n_kv_layers-1 */
-    int n_delta_layers;                 /* DeltaNet layers, numbered 0 .. n_delta_layers-1; 0 for qwen3 */
+    float attn_scale;                                        /* normally 1/sqrt(HD) */
+    bool attn_gated;                                         /* q rows are per head [HD query][HD gate] (qwen35*); otherwise [HD query] */
+    int n_kv_layers;                                         /* attention layers with a KV cache: numbered 0 .. n_kv_layers-1 */
+    int n_delta_layers;                                      /* DeltaNet layers, numbered 0 .. n_delta_layers-1; 0 for qwen3 */
     int delta_k_heads, delta_v_heads, delta_dim, conv_width; /* HK, HV, S, K (taps) */
     int n_experts, n_experts_used, expert_ff, shared_ff;     /* 0 for dense */
-    int dense_ff;                       /* 0 for MoE */
+    int dense_ff;                                            /* 0 for MoE */
     enum kv_type kv_type;
-    int max_rows;                       /* most rows in a step */
-    int max_logit_rows;                 /* most rows given to `head` in a step */
+    int max_rows;       /* most rows in a step */
+    int max_logit_rows; /* most rows given to `head` in a step */
 };
 
 /* A matrix as the file has it: n_mats slices of n_out rows of n_in values. `stride` bytes lie between slices (so that a fused tensor can be
@@ -76,9 +76,9 @@ struct span {
 
 /* Weights of one MoE block, spec section 8. */
 struct moe_weights {
-    struct weight *router;               /* [E][D] */
-    struct weight *gate, *up, *down;     /* n_mats = E: [F][D], [F][D], [D][F] */
-    struct weight *shared_router;        /* [1][D]; NULL without a shared expert */
+    struct weight *router;                                /* [E][D] */
+    struct weight *gate, *up, *down;                      /* n_mats = E: [F][D], [F][D], [D][F] */
+    struct weight *shared_router;                         /* [1][D]; NULL without a shared expert */
     struct weight *shared_gate, *shared_up, *shared_down; /* [Fs][D], [Fs][D], [D][Fs] */
 };
 
@@ -99,7 +99,7 @@ struct backend_ops {
     /* ---- memory ---- */
     struct buffer *(*buffer_new)(struct backend *b, size_t bytes, struct error *err); /* zeroed */
     void (*buffer_free)(struct backend *b, struct buffer *buf);
-    int (*read)(struct backend *b, struct buffer *src, size_t offset, void *dst, size_t bytes, struct error *err);  /* waits */
+    int (*read)(struct backend *b, struct buffer *src, size_t offset, void *dst, size_t bytes, struct error *err); /* waits */
     int (*write)(struct backend *b, struct buffer *dst, size_t offset, const void *src, size_t bytes, struct error *err);
     struct weight *(*weight_new)(struct backend *b, const struct weight_desc *desc, struct error *err);
 

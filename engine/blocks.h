@@ -9,7 +9,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum block_type { /* the numbers of the file format */
+/* The numbers of the file format. */
+enum block_type {
     BLOCK_F32 = 0,
     BLOCK_F16 = 1,
     BLOCK_Q4_0 = 2,

@@ -22,28 +22,28 @@ struct sequence;
 
 struct engine_options {
     const char *model_path;
-    int context;              /* most tokens of one sequence; 0 = min(the model's, 32768) */
-    int n_threads;            /* 0 = physical cores */
+    int context;   /* most tokens of one sequence; 0 = min(the model's, 32768) */
+    int n_threads; /* 0 = physical cores */
     enum kv_type kv_type;
-    uint64_t kv_budget;       /* bytes for KV pages and states; 0 = what memory allows (see engine_info.pages_total) */
-    int max_sequences;        /* most sequences alive at once, at least 1 */
-    int max_rows;             /* most rows in a step; 0 = 512 + max_sequences */
-    bool plain;               /* the plain backend (tests) */
-    bool mtp;                 /* load the draft block and keep its KV */
+    uint64_t kv_budget; /* bytes for KV pages and states; 0 = what memory allows (see engine_info.pages_total) */
+    int max_sequences;  /* most sequences alive at once, at least 1 */
+    int max_rows;       /* most rows in a step; 0 = 512 + max_sequences */
+    bool plain;         /* the plain backend (tests) */
+    bool mtp;           /* load the draft block and keep its KV */
 };
 
 struct engine_info {
-    const char *model_name;   /* general.name or the file's name without .gguf */
+    const char *model_name; /* general.name or the file's name without .gguf */
     const char *arch;
     const char *backend;
     const char *chat_template; /* tokenizer.chat_template, or "" */
     size_t chat_template_len;
     int64_t n_params;
     uint64_t file_bytes, weight_bytes;
-    int context;              /* in force */
-    int64_t model_context;    /* the model's own limit */
+    int context;           /* in force */
+    int64_t model_context; /* the model's own limit */
     int max_rows, max_sequences;
-    int pages_total;          /* KV pages the budget allows */
+    int pages_total; /* KV pages the budget allows */
     size_t page_bytes, state_bytes;
     double default_temperature, default_top_p, default_top_k; /* the file's general.sampling.*, NAN where absent */
 };
@@ -63,15 +63,15 @@ int sequence_length(const struct sequence *s);            /* tokens fed so far *
 int sequence_rollback(struct sequence *s, int n);
 
 struct step_item {
-    struct sequence *seq;      /* each sequence at most once in a step */
-    const int32_t *tokens;     /* [n_tokens] >= 1, appended to the sequence */
+    struct sequence *seq;  /* each sequence at most once in a step */
+    const int32_t *tokens; /* [n_tokens] >= 1, appended to the sequence */
     int n_tokens;
-    struct sampler *sampler;   /* not NULL: pick a token from the logits of the last row */
-    float *logits;             /* not NULL: receives the logits of all rows [n_tokens][V] (tests, perplexity) */
-    float *draft_logits;       /* not NULL (needs options.mtp): what the draft head, fed token p and the hidden row of p-1 (zeros for the first
+    struct sampler *sampler; /* not NULL: pick a token from the logits of the last row */
+    float *logits;           /* not NULL: receives the logits of all rows [n_tokens][V] (tests, perplexity) */
+    float *draft_logits;     /* not NULL (needs options.mtp): what the draft head, fed token p and the hidden row of p-1 (zeros for the first
                                   position), says of the token after p, for all rows [n_tokens][V] (tests; spec section 9) */
-    int32_t *experts;          /* not NULL: receives the chosen experts [n_layers][n_tokens][used] (tests; MoE only) */
-    struct pick pick;          /* result, when a sampler was given; id -1 when the row had no finite logit */
+    int32_t *experts;        /* not NULL: receives the chosen experts [n_layers][n_tokens][used] (tests; MoE only) */
+    struct pick pick;        /* result, when a sampler was given; id -1 when the row had no finite logit */
 };
 
 /* Runs one step. Either all items are done (0), or none is and no sequence has changed (-1, err): out of pages, beyond the context, too many

@@ -178,7 +178,7 @@ int gguf_open(struct gguf **out, const char *path, struct error *err)
     if (open_part(g, 0, path, err))
         goto fail;
     for (unsigned i = 1; i < n; i++) {
-        char number[8];
+        char number[12];
         snprintf(number, sizeof number, "%05u", i + 1);
         memcpy(name + digits, number, 5);
         if (access(name, F_OK)) {

@@ -14,8 +14,21 @@
 
 struct gguf;
 
-enum gguf_kind { /* the numbers of the file format */
-    GGUF_U8 = 0, GGUF_I8, GGUF_U16, GGUF_I16, GGUF_U32, GGUF_I32, GGUF_F32, GGUF_BOOL, GGUF_STRING, GGUF_ARRAY, GGUF_U64, GGUF_I64, GGUF_F64,
+/* The numbers of the file format. */
+enum gguf_kind {
+    GGUF_U8 = 0,
+    GGUF_I8,
+    GGUF_U16,
+    GGUF_I16,
+    GGUF_U32,
+    GGUF_I32,
+    GGUF_F32,
+    GGUF_BOOL,
+    GGUF_STRING,
+    GGUF_ARRAY,
+    GGUF_U64,
+    GGUF_I64,
+    GGUF_F64,
 };
 
 struct gguf_string {
@@ -25,22 +38,22 @@ struct gguf_string {
 
 struct gguf_value {
     struct gguf_string key;
-    enum gguf_kind kind;      /* GGUF_ARRAY: see element and count */
-    enum gguf_kind element;   /* of an array */
-    uint64_t count;           /* of an array; 1 otherwise */
-    const uint8_t *payload;   /* the value's bytes in the mapping (after the array head) */
-    const uint64_t *offsets;  /* arrays of strings: offset of each string's length word from payload [count]; else NULL */
+    enum gguf_kind kind;     /* GGUF_ARRAY: see element and count */
+    enum gguf_kind element;  /* of an array */
+    uint64_t count;          /* of an array; 1 otherwise */
+    const uint8_t *payload;  /* the value's bytes in the mapping (after the array head) */
+    const uint64_t *offsets; /* arrays of strings: offset of each string's length word from payload [count]; else NULL */
 };
 
 struct gguf_tensor {
-    char *name;             /* NUL-terminated, 1..63 printable bytes */
+    char *name; /* NUL-terminated, 1..63 printable bytes */
     uint32_t n_dims;
-    uint64_t ne[4];         /* ne[0] is contiguous; missing dimensions are 1 */
-    uint32_t type;          /* enum block_type, supported */
-    const uint8_t *data;    /* `bytes` bytes in the mapping */
+    uint64_t ne[4];      /* ne[0] is contiguous; missing dimensions are 1 */
+    uint32_t type;       /* enum block_type, supported */
+    const uint8_t *data; /* `bytes` bytes in the mapping */
     uint64_t bytes;
-    uint64_t file_offset;   /* of data, in its part */
-    uint32_t part;          /* 0-based part of a split model */
+    uint64_t file_offset; /* of data, in its part */
+    uint32_t part;        /* 0-based part of a split model */
 };
 
 /* Opens `path`; for NAME-00001-of-0000N.gguf also the other parts. */
@@ -51,11 +64,11 @@ int gguf_open_bytes(struct gguf **out, const void *data, size_t size, struct err
 void gguf_close(struct gguf *g);
 
 uint32_t gguf_version(const struct gguf *g);
-uint64_t gguf_file_bytes(const struct gguf *g);   /* over all parts */
+uint64_t gguf_file_bytes(const struct gguf *g); /* over all parts */
 
 size_t gguf_value_count(const struct gguf *g);
-const struct gguf_value *gguf_value_at(const struct gguf *g, size_t i);        /* file order, of part 1 */
-const struct gguf_value *gguf_value(const struct gguf *g, const char *key);    /* NULL: absent */
+const struct gguf_value *gguf_value_at(const struct gguf *g, size_t i);     /* file order, of part 1 */
+const struct gguf_value *gguf_value(const struct gguf *g, const char *key); /* NULL: absent */
 
 size_t gguf_tensor_count(const struct gguf *g);
 const struct gguf_tensor *gguf_tensor_at(const struct gguf *g, size_t i);      /* file order, over all parts */
@@ -69,8 +82,8 @@ int gguf_get_bool(const struct gguf *g, const char *key, bool *out, struct error
 int gguf_get_string(const struct gguf *g, const char *key, struct gguf_string *out, struct error *err);
 
 /* Element i (< count) of an array value. */
-struct gguf_string gguf_array_string(const struct gguf_value *v, uint64_t i);  /* element kind must be GGUF_STRING */
-bool gguf_array_i64(const struct gguf_value *v, uint64_t i, int64_t *out);     /* any integer or bool element; false: not an integer */
-bool gguf_array_f64(const struct gguf_value *v, uint64_t i, double *out);      /* f32 or f64 element */
+struct gguf_string gguf_array_string(const struct gguf_value *v, uint64_t i); /* element kind must be GGUF_STRING */
+bool gguf_array_i64(const struct gguf_value *v, uint64_t i, int64_t *out);    /* any integer or bool element; false: not an integer */
+bool gguf_array_f64(const struct gguf_value *v, uint64_t i, double *out);     /* f32 or f64 element */
 
 #endif

@@ -16,15 +16,15 @@ enum model_arch { MODEL_QWEN35MOE, MODEL_QWEN35, MODEL_QWEN3 };
 
 /* The weights of one block. In a layer only the fields of its kind are set; the rest are NULL. */
 struct layer {
-    bool recurrent;                             /* DeltaNet; otherwise full attention */
-    int index;                                  /* among the layers of its kind: KV layer or DeltaNet layer number */
-    struct weight *attn_norm, *ffn_norm;        /* [D] */
-    struct weight *q, *k, *v, *o;               /* attention */
-    struct weight *q_norm, *k_norm;             /* [HD] */
+    bool recurrent;                              /* DeltaNet; otherwise full attention */
+    int index;                                   /* among the layers of its kind: KV layer or DeltaNet layer number */
+    struct weight *attn_norm, *ffn_norm;         /* [D] */
+    struct weight *q, *k, *v, *o;                /* attention */
+    struct weight *q_norm, *k_norm;              /* [HD] */
     struct weight *qkv, *z, *beta, *alpha, *out; /* DeltaNet: attn_qkv, attn_gate, ssm_beta, ssm_alpha, ssm_out */
     struct weight *conv, *dt_bias, *a, *delta_norm;
-    struct weight *gate, *up, *down;            /* dense MLP */
-    struct moe_weights moe;                     /* moe.router != NULL: MoE */
+    struct weight *gate, *up, *down; /* dense MLP */
+    struct moe_weights moe;          /* moe.router != NULL: MoE */
 };
 
 struct mtp_block { /* the draft head, spec section 9 */
@@ -35,19 +35,19 @@ struct mtp_block { /* the draft head, spec section 9 */
 struct model {
     enum model_arch arch;
     const char *arch_name;
-    char *name;                     /* general.name, or "" */
-    struct backend_shape shape;     /* kv_type, max_rows and max_logit_rows are the caller's to set before model_upload */
-    int n_layers;                   /* trunk */
+    char *name;                 /* general.name, or "" */
+    struct backend_shape shape; /* kv_type, max_rows and max_logit_rows are the caller's to set before model_upload */
+    int n_layers;               /* trunk */
     bool has_mtp;
     bool tied_output;
-    int64_t context_length;         /* the model's own limit */
+    int64_t context_length; /* the model's own limit */
     int64_t n_params;
-    uint64_t weight_bytes;          /* of all tensors used, the draft block included */
-    struct {                        /* general.sampling.*, NAN where absent */
+    uint64_t weight_bytes; /* of all tensors used, the draft block included */
+    struct {               /* general.sampling.*, NAN where absent */
         double temperature, top_p, top_k;
     } sampling;
     /* filled by model_upload */
-    struct layer *layers;           /* [n_layers]; `recurrent` and `index` are set from the start */
+    struct layer *layers; /* [n_layers]; `recurrent` and `index` are set from the start */
     struct mtp_block mtp;
     struct weight *token_embd, *output_norm, *output;
     /* private */

@@ -27,8 +27,8 @@ struct sampler_params {
     float presence_penalty;  /* [-2, 2], over the answer's own tokens */
     float frequency_penalty; /* [-2, 2], over the answer's own tokens */
     uint64_t seed;
-    int n_top;               /* alternatives to report, 0 .. SAMPLER_MAX_TOP */
-    bool want_logprob;       /* fill pick.logprob and pick.top: log-softmax of the model's own logits, before bias, penalties and temperature */
+    int n_top;         /* alternatives to report, 0 .. SAMPLER_MAX_TOP */
+    bool want_logprob; /* fill pick.logprob and pick.top: log-softmax of the model's own logits, before bias, penalties and temperature */
     const struct logit_bias *bias;
     size_t n_bias;
 };

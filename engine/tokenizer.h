@@ -14,7 +14,8 @@
 
 struct tokenizer;
 
-enum token_kind { /* the numbers of tokenizer.ggml.token_type */
+/* The numbers of tokenizer.ggml.token_type. */
+enum token_kind {
     TOKEN_NORMAL = 1,
     TOKEN_UNKNOWN = 2,
     TOKEN_CONTROL = 3,
@@ -43,8 +44,8 @@ void tokenizer_close(struct tokenizer *t);
 /* Appends the ids of text[0..len) to *out. Invalid UTF-8 counts as U+FFFD. User-defined tokens match anywhere; control tokens match only
  * where they lie wholly inside one of the `trusted` ranges (ascending, disjoint): text that came from a client is never inside one, so it
  * can never become a control token. Pre-tokens may cross a range's end: the seams of a template do not change the ids (section 8). */
-int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, const struct text_range *trusted, size_t n_trusted,
-                     unsigned flags, struct token_list *out, struct error *err);
+int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, const struct text_range *trusted, size_t n_trusted, unsigned flags,
+                     struct token_list *out, struct error *err);
 
 int32_t tokenizer_vocab_size(const struct tokenizer *t);
 enum token_kind tokenizer_kind(const struct tokenizer *t, int32_t id);

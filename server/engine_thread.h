@@ -14,10 +14,10 @@ struct engine_thread;
 
 /* One sequence's part of a step. */
 struct work_item {
-    struct sequence **seq;    /* *seq NULL: a sequence is made and left there */
-    const int32_t *tokens;    /* [n_tokens] >= 1 */
+    struct sequence **seq; /* *seq NULL: a sequence is made and left there */
+    const int32_t *tokens; /* [n_tokens] >= 1 */
     int n_tokens;
-    struct sampler *sampler;  /* NULL: nothing is picked */
+    struct sampler *sampler; /* NULL: nothing is picked */
     /* filled in */
     struct pick pick;
     bool failed;

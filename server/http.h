@@ -14,10 +14,10 @@
 
 struct http_listener {
     int fd;
-    int port;          /* the one bound, also when 0 was asked for */
+    int port; /* the one bound, also when 0 was asked for */
     bool ipv6;
-    bool loopback;     /* nothing outside this machine can reach it */
-    char url[160];     /* "http://127.0.0.1:8080" */
+    bool loopback; /* nothing outside this machine can reach it */
+    char url[160]; /* "http://127.0.0.1:8080" */
 };
 
 struct http_server;

@@ -16,16 +16,16 @@ enum { OUTBOX_LIMIT = 8 << 20 }; /* more unread bytes than this: the client is t
 struct outbox {
     pthread_mutex_t lock;
     struct buf data;
-    size_t taken;    /* bytes at the front of `data` that were read */
-    int event_fd;    /* readable while there are bytes, or the outbox is closed */
+    size_t taken; /* bytes at the front of `data` that were read */
+    int event_fd; /* readable while there are bytes, or the outbox is closed */
     bool closed;
 };
 
 enum outbox_state {
-    OUTBOX_READY,   /* there are bytes to take */
-    OUTBOX_END,     /* closed, and all bytes were taken */
+    OUTBOX_READY, /* there are bytes to take */
+    OUTBOX_END,   /* closed, and all bytes were taken */
     OUTBOX_TIMEOUT,
-    OUTBOX_GONE,    /* the client closed or half-closed its connection, or it broke */
+    OUTBOX_GONE, /* the client closed or half-closed its connection, or it broke */
 };
 
 int outbox_open(struct outbox *o); /* 0, or -1 with errno */

@@ -34,7 +34,7 @@ enum job_end {
 struct job_options {
     const int32_t *prompt; /* [n_prompt] >= 1, copied */
     int n_prompt;
-    int max_tokens;        /* >= 1; n_prompt + max_tokens <= the context */
+    int max_tokens;                        /* >= 1; n_prompt + max_tokens <= the context */
     const struct sampler_params *sampling; /* copied */
 
     /* All run on the scheduler's thread and must not block. `token` gets every picked token but the one that ends the generation; true: the

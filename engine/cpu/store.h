@@ -40,19 +40,19 @@ struct store {
     const struct backend_shape *shape;
     struct buffer *buffers;
     struct weight *weights;
-    uint8_t **pages;       /* [n_pages] */
+    uint8_t **pages; /* [n_pages] */
     int n_pages, cap_pages;
-    float **states;        /* [n_states], each one block of all layers */
+    float **states; /* [n_states], each one block of all layers */
     int n_states, cap_states;
-    int ring;              /* rows of conv history, a power of two >= conv_width - 1 + ROLLBACK */
+    int ring; /* rows of conv history, a power of two >= conv_width - 1 + ROLLBACK */
     /* the step in progress */
-    int32_t *ids;          /* [n_rows] */
+    int32_t *ids; /* [n_rows] */
     int n_rows;
-    struct span *spans;    /* [n_spans], page lists copied */
+    struct span *spans; /* [n_spans], page lists copied */
     int n_spans;
-    int32_t *span_pages;   /* all spans' page lists, one after the other */
+    int32_t *span_pages; /* all spans' page lists, one after the other */
     size_t cap_ids, cap_spans, cap_span_pages;
-    struct error error;    /* sticky, "" = none */
+    struct error error; /* sticky, "" = none */
 };
 
 int store_open(struct store *s, const struct backend_shape *shape, struct error *err);
