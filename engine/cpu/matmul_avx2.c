@@ -585,7 +585,8 @@ INLINE void few_q6_k(int R, const struct matmul_job *job, int64_t o, int r0)
             }
             for (int half = 0; half < 2; half++) {
                 __m256i l0 = load_256(block + 64 * half), l1 = load_256(block + 64 * half + 32), h = load_256(block + 128 + 32 * half);
-                __m256i s = _mm256_permute4x64_epi64(scale, half ? 0xee : 0x44); /* this half's eight scales in both lanes */
+                /* this half's eight scales in both lanes */
+                __m256i s = half ? _mm256_permute4x64_epi64(scale, 0xee) : _mm256_permute4x64_epi64(scale, 0x44);
                 __m256i u[4] = {_mm256_or_si256(_mm256_and_si256(l0, low), _mm256_and_si256(_mm256_slli_epi16(h, 4), two)),
                                 _mm256_or_si256(_mm256_and_si256(l1, low), _mm256_and_si256(_mm256_slli_epi16(h, 2), two)),
                                 _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(l0, 4), low), _mm256_and_si256(h, two)),

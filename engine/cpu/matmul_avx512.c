@@ -476,7 +476,8 @@ static void pack(struct panel *p, const struct tile *t, enum block_type type, in
 INLINE void store_outputs(const struct matmul_job *job, int64_t o, int r, __m512 sum)
 {
     float *y = job->y[r] + job->o0 + o;
-    __mmask16 valid = job->n_out - o >= T ? (__mmask16)0xffff : (__mmask16)((1u << (job->n_out - o)) - 1);
+    int n = job->n_out - o < T ? (int)(job->n_out - o) : T;
+    __mmask16 valid = (__mmask16)((1u << n) - 1);
     if (job->add)
         sum = _mm512_add_ps(_mm512_maskz_loadu_ps(valid, y), sum);
     _mm512_mask_storeu_ps(y, valid, sum);
