@@ -35,8 +35,10 @@ static struct image new_image(void)
 
 static void put(struct buf *b, uint64_t value, size_t bytes)
 {
-    for (size_t i = 0; i < bytes; i++)
-        buf_putc(b, i < 8 ? (char)(value >> (8 * i)) : 0);
+    for (size_t i = 0; i < bytes; i++) {
+        buf_putc(b, (char)(value & 0xFF));
+        value >>= 8;
+    }
 }
 
 static void put_text(struct buf *b, const char *text, size_t len)
