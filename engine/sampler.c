@@ -91,27 +91,18 @@ static double random_unit(uint64_t s[4])
 /* ---- numbers */
 
 /* exp(x) for x <= 0, the same bits on every machine; relative error below 1e-15, 0 below -700. */
-static double exp_down(double x)
+static inline double exp_down(double x)
 {
     if (!(x > -700.0))
         return 0.0;
     /* x = n ln 2 + r with |r| <= ln 2 / 2; ln 2 in two parts, the first exact in the product with n */
     double n = (double)(int)(x * 1.4426950408889634 - 0.5);
     double r = (x - n * 0x1.62e42fee00000p-1) - n * 0x1.a39ef35793c76p-33;
-    double p = 1.0 / 6227020800.0; /* Taylor polynomial to r^13 / 13! */
-    p = p * r + 1.0 / 479001600.0;
-    p = p * r + 1.0 / 39916800.0;
-    p = p * r + 1.0 / 3628800.0;
-    p = p * r + 1.0 / 362880.0;
-    p = p * r + 1.0 / 40320.0;
-    p = p * r + 1.0 / 5040.0;
-    p = p * r + 1.0 / 720.0;
-    p = p * r + 1.0 / 120.0;
-    p = p * r + 1.0 / 24.0;
-    p = p * r + 1.0 / 6.0;
-    p = p * r + 0.5;
-    p = p * r + 1.0;
-    p = p * r + 1.0;
+    /* Taylor polynomial to r^13 / 13!, in pairs so that the processor can overlap them (Estrin's scheme) */
+    double r2 = r * r, r4 = r2 * r2, r8 = r4 * r4;
+    double low = ((1.0 + r) + (1.0 / 2 + 1.0 / 6 * r) * r2) + ((1.0 / 24 + 1.0 / 120 * r) + (1.0 / 720 + 1.0 / 5040 * r) * r2) * r4;
+    double high = ((1.0 / 40320 + 1.0 / 362880 * r) + (1.0 / 3628800 + 1.0 / 39916800 * r) * r2) + (1.0 / 479001600 + 1.0 / 6227020800.0 * r) * r4;
+    double p = low + high * r8;
     uint64_t bits = (uint64_t)((int)n + 1023) << 52; /* 2^n; n >= -1010, so never subnormal */
     double scale;
     memcpy(&scale, &bits, sizeof scale);
@@ -246,15 +237,18 @@ static void adjust(struct sampler *s, const float *logits)
 static size_t collect(struct sampler *s, const float *values, float *max)
 {
     size_t n = 0;
-    *max = -INFINITY;
+    float highest = -INFINITY;
+    rank_key *keys = s->keys;
     for (size_t r = 0; r < s->n_usable; r++) {
         for (size_t i = s->usable[r].begin; i < s->usable[r].end; i++) {
-            if (!isfinite(values[i]))
+            float value = values[i];
+            if (!isfinite(value))
                 continue;
-            s->keys[n++] = key_of(values[i], (int32_t)i);
-            *max = values[i] > *max ? values[i] : *max;
+            keys[n++] = key_of(value, (int32_t)i);
+            highest = value > highest ? value : highest;
         }
     }
+    *max = highest;
     return n;
 }
 
@@ -348,11 +342,11 @@ static size_t keep_ranked(struct sampler *s, size_t n, float max)
     return n_kept;
 }
 
-/* Draws from the candidates; -1 when there are none. */
-static int32_t draw(struct sampler *s)
+/* Draws by the adjusted logits; -1 when none is finite. */
+static int32_t draw(struct sampler *s, const float *values)
 {
     float max;
-    size_t n = collect(s, s->adjusted, &max);
+    size_t n = collect(s, values, &max);
     if (n == 0)
         return -1;
     n = keep_ranked(s, n, max);
@@ -479,14 +473,12 @@ void sampler_prompt(struct sampler *s, const int32_t *ids, size_t n)
 int sampler_pick(struct sampler *s, const float *logits, struct pick *out)
 {
     *out = (struct pick){.id = -1};
-    bool plain = s->params.n_bias == 0 && s->params.repeat_penalty == 1.0f && s->n_counted == 0;
-    bool greedy = !(s->params.temperature > 0);
-    if (plain && greedy) { /* nothing to adjust: read the row in place */
-        out->id = best_id(s, logits);
-    } else {
+    const float *values = logits; /* with nothing to adjust the row is read in place */
+    if (s->params.n_bias > 0 || s->params.repeat_penalty != 1.0f || s->n_counted > 0) {
         adjust(s, logits);
-        out->id = greedy ? best_id(s, s->adjusted) : draw(s);
+        values = s->adjusted;
     }
+    out->id = s->params.temperature > 0 ? draw(s, values) : best_id(s, values);
     if (out->id < 0)
         return -1;
     if (s->params.want_logprob)

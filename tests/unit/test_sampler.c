@@ -15,7 +15,7 @@
 #include "engine/sampler.h"
 #include "tests/unit/vocab_image.h"
 
-enum { V = 1000, FIRST_UNUSED = 980, HOLE = 300, N_DRAWS = 20000 }; /* id HOLE and those from FIRST_UNUSED on are unusable */
+enum { V = 420, FIRST_UNUSED = 400, HOLE = 300, MANY_DRAWS = 20000, SOME_DRAWS = 5000 }; /* id HOLE and those from FIRST_UNUSED on are unusable */
 
 /* ---- helpers */
 
@@ -144,20 +144,20 @@ static void plain_distribution(const float *logits, const struct sampler_params 
 }
 
 /* Draws many times and compares with the definition: nothing outside it, and a chi-square that chance exceeds once in 10,000. */
-static void check_distribution(void **state, struct sampler_params p, const float *logits)
+static void check_distribution(void **state, struct sampler_params p, const float *logits, int n_draws)
 {
     static double prob[V];
     static unsigned seen[V];
     plain_distribution(logits, &p, prob);
     memset(seen, 0, sizeof seen);
     struct sampler *s = new_sampler(state, p);
-    for (int i = 0; i < N_DRAWS; i++)
+    for (int i = 0; i < n_draws; i++)
         seen[pick(s, logits)]++;
     sampler_free(s);
 
     double chi = 0, rest_expected = 0, rest_seen = 0, bins = 0;
     for (int i = 0; i < V; i++) {
-        double expected = prob[i] * N_DRAWS;
+        double expected = prob[i] * n_draws;
         if (prob[i] == 0.0) {
             assert_int_equal(seen[i], 0);
             continue;
@@ -189,10 +189,10 @@ static void greedy_takes_the_highest_logit_and_the_lowest_id_on_a_tie(void **sta
     p.temperature = 0;
     float logits[V];
     fill_logits(logits, 1, 8);
-    logits[650] = logits[600] = logits[810] = 9;
-    assert_int_equal(pick_once(state, p, logits), 600);
-    logits[810] = nextafterf(9, 10);
-    assert_int_equal(pick_once(state, p, logits), 810);
+    logits[350] = logits[310] = logits[390] = 9;
+    assert_int_equal(pick_once(state, p, logits), 310);
+    logits[390] = nextafterf(9, 10);
+    assert_int_equal(pick_once(state, p, logits), 390);
     fill(logits, -5);
     assert_int_equal(pick_once(state, p, logits), 0);
     fill(logits, 0.0f);
@@ -239,10 +239,10 @@ static void the_same_seed_gives_the_same_sequence_and_another_seed_another(void 
 
 static void a_seed_gives_the_same_tokens_on_every_machine(void **state)
 {
-    /* Equal logits: the token is the usable id number floor(979 u). Computed with another implementation of the two generators. */
-    static const int32_t want[12] = {382, 773, 244, 108, 377, 835, 884, 568, 852, 952, 923, 808};
+    /* Equal logits: the token is the usable id number floor(399 u). Computed with another implementation of the two generators. */
+    static const int32_t want[12] = {155, 315, 99, 44, 153, 341, 360, 231, 347, 388, 376, 330};
     /* A ramp: exp() decides. */
-    static const int32_t want_ramp[12] = {34, 103, 20, 8, 34, 124, 146, 60, 131, 193, 169, 114};
+    static const int32_t want_ramp[12] = {34, 102, 20, 8, 33, 123, 143, 59, 129, 188, 165, 113};
     float logits[V];
     fill(logits, 1.5f);
     struct sampler_params p = off;
@@ -269,30 +269,30 @@ static void draws_follow_the_temperature(void **state)
         fill_logits(logits, seed, 9);
         p.seed = seed;
         p.temperature = 1;
-        check_distribution(state, p, logits);
+        check_distribution(state, p, logits, SOME_DRAWS);
         p.temperature = 0.6f;
-        check_distribution(state, p, logits);
+        check_distribution(state, p, logits, SOME_DRAWS);
         p.temperature = 2.5f;
-        check_distribution(state, p, logits);
+        check_distribution(state, p, logits, SOME_DRAWS);
     }
 }
 
 static void draws_follow_top_k(void **state)
 {
-    static const int ks[] = {1, 2, 20, 255, 256, 257, 600, 978, 979, 5000};
+    static const int ks[] = {1, 2, 20, 255, 256, 257, 330, 398, 399, 5000};
     float logits[V];
     struct sampler_params p = off;
-    fill_logits(logits, 4, 6); /* a thousand values for a thousand ids: ties at every boundary */
+    fill_logits(logits, 4, 6); /* one value may have several ids: ties */
     for (size_t i = 0; i < sizeof ks / sizeof *ks; i++) {
         p.top_k = ks[i];
         p.seed = i;
-        check_distribution(state, p, logits);
+        check_distribution(state, p, logits, SOME_DRAWS);
     }
 }
 
 static void draws_follow_top_p(void **state)
 {
-    static const float ps[] = {1e-6f, 0.1f, 0.5f, 0.8f, 0.95f, 0.999f, 0.9999999f};
+    static const float ps[] = {1e-6f, 0.5f, 0.95f, 0.9999999f};
     static const float spreads[] = {2, 6, 14}; /* from nearly uniform, where the nucleus is nearly everything, to peaked */
     float logits[V];
     struct sampler_params p = off;
@@ -301,7 +301,7 @@ static void draws_follow_top_p(void **state)
         for (size_t i = 0; i < sizeof ps / sizeof *ps; i++) {
             p.top_p = ps[i];
             p.seed = i;
-            check_distribution(state, p, logits);
+            check_distribution(state, p, logits, SOME_DRAWS);
         }
     }
 }
@@ -315,7 +315,7 @@ static void draws_follow_min_p(void **state)
     for (size_t i = 0; i < sizeof ps / sizeof *ps; i++) {
         p.min_p = ps[i];
         p.seed = i;
-        check_distribution(state, p, logits);
+        check_distribution(state, p, logits, SOME_DRAWS);
     }
 }
 
@@ -327,7 +327,7 @@ static void draws_follow_all_truncations_together_in_their_order(void **state)
         float top_p, min_p;
     } cases[] = {
         {1.0f, 20, 0.95f, 0}, /* the models' published defaults */
-        {0.7f, 20, 0.8f, 0},     {1.3f, 40, 0.9f, 0.05f}, {0.6f, 900, 0.99f, 0},        {2.0f, 700, 0.9f, 0.02f},
+        {0.7f, 20, 0.8f, 0},     {1.3f, 40, 0.9f, 0.05f}, {0.6f, 350, 0.99f, 0},        {2.0f, 330, 0.9f, 0.02f},
         {0.2f, 300, 0.5f, 0.1f}, {5.0f, 0, 0.97f, 0.1f},  {1.0f, 256, 0.9999f, 0.001f},
     };
     float logits[V];
@@ -339,7 +339,7 @@ static void draws_follow_all_truncations_together_in_their_order(void **state)
         p.top_p = cases[i].top_p;
         p.min_p = cases[i].min_p;
         p.seed = i;
-        check_distribution(state, p, logits);
+        check_distribution(state, p, logits, MANY_DRAWS);
     }
 }
 
@@ -357,15 +357,15 @@ static void extreme_temperatures_and_logits_stay_defined(void **state)
         assert_int_equal(pick_once(state, p, logits), best);
     }
     p.temperature = FLT_MAX; /* uniform */
-    check_distribution(state, p, logits);
+    check_distribution(state, p, logits, SOME_DRAWS);
     p.temperature = 1;
     for (int i = 0; i < V; i++)
         logits[i] = i % 2 ? FLT_MAX : -FLT_MAX;
     logits[11] = nextafterf(FLT_MAX, 0);
-    check_distribution(state, p, logits);
+    check_distribution(state, p, logits, SOME_DRAWS);
     p.top_p = 0.5f;
-    p.top_k = 400;
-    check_distribution(state, p, logits);
+    p.top_k = 300;
+    check_distribution(state, p, logits, SOME_DRAWS);
 }
 
 /* ---- what is never drawn */
@@ -418,12 +418,12 @@ static void logits_that_are_not_finite_are_never_picked(void **state)
         logits[77] = -3;
         for (int i = 0; i < 20; i++)
             assert_int_equal(pick(s, logits), 77);
-        logits[900] = -3;
+        logits[390] = -3;
         bool seen[2] = {false, false};
         for (int i = 0; i < 60; i++) {
             int32_t id = pick(s, logits);
-            assert_true(id == 77 || id == 900);
-            seen[id == 900] = true;
+            assert_true(id == 77 || id == 390);
+            seen[id == 390] = true;
         }
         assert_true(seen[0]);
         assert_int_equal(seen[1], round > 0);
@@ -444,13 +444,13 @@ static void a_bias_of_minus_100_bans_and_plus_100_forces(void **state)
     for (int greedy = 0; greedy < 2; greedy++) {
         p.temperature = greedy ? 0 : 1;
         struct sampler *s = new_sampler(state, p);
-        bias[0] = (struct logit_bias){734, 100}; /* the sampler has its own copy */
+        bias[0] = (struct logit_bias){334, 100}; /* the sampler has its own copy */
         for (int i = 0; i < 500; i++)
             assert_true(pick(s, logits) != 10);
         sampler_free(s);
         s = new_sampler(state, p);
         for (int i = 0; i < 500; i++)
-            assert_int_equal(pick(s, logits), 734);
+            assert_int_equal(pick(s, logits), 334);
         sampler_free(s);
         bias[0] = (struct logit_bias){10, -100};
     }
