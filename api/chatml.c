@@ -200,7 +200,8 @@ static void split_reasoning(const struct chat_message *m, enum chat_family famil
         size_t tail = find(*content, close, true) + sizeof close - 1;
         *content = strip_front_newlines((struct slice){content->p + tail, content->len - tail});
     }
-    *reasoning = family == CHAT_QWEN3 ? strip_front_newlines(strip_back_newlines(*reasoning)) : strip(*reasoning);
+    if (family != CHAT_QWEN3) /* Qwen3 strips newlines only, and only after it asked whether there is any reasoning */
+        *reasoning = strip(*reasoning);
 }
 
 /* ---- writing ---- */
@@ -335,7 +336,7 @@ static void write_assistant(struct writer *w, const struct chat_request *r, size
     own(w, "<|im_start|>assistant\n");
     if (block) {
         own(w, "<think>\n");
-        theirs(w, reasoning);
+        theirs(w, w->family == CHAT_QWEN3 ? strip_front_newlines(strip_back_newlines(reasoning)) : reasoning);
         own(w, "\n</think>\n\n");
     }
     bool has_content = content.len > 0;

@@ -48,12 +48,12 @@ static void write_real(struct buf *out, double value)
     const char *p = text;
     if (*p == '-')
         buf_putc(out, *p++);
-    char digits[24];
+    char digits[24] = "0";
     int n = 0;
     for (; *p && *p != 'e'; p++)
         if (*p >= '0' && *p <= '9' && n < (int)sizeof digits)
             digits[n++] = *p;
-    int exponent = *p == 'e' ? atoi(p + 1) : 0;
+    int exponent = *p == 'e' ? (int)strtol(p + 1, NULL, 10) : 0;
     if (exponent < -4 || exponent >= 16) {
         buf_putc(out, digits[0]);
         if (n > 1) {

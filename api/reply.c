@@ -144,7 +144,7 @@ static void write_head(struct buf *out, const struct reply_head *head, const cha
 static void write_logprobs(struct buf *out, const struct buf *logprobs)
 {
     buf_puts(out, ",\"logprobs\":");
-    if (!has_text(logprobs)) {
+    if (!logprobs || !logprobs->len) {
         buf_puts(out, "null");
         return;
     }

@@ -248,10 +248,12 @@ static void however_the_text_is_cut_into_tokens_the_result_is_the_same(void **st
     uint64_t seed = 7;
     int stopped = 0;
     for (int round = 0; round < 3000; round++) {
-        char text[512] = "";
+        struct buf built = BUF_INIT;
+        buf_puts(&built, "");
         for (uint32_t i = 0, n = next(&seed) % 24; i < n; i++)
-            strcat(text, words[next(&seed) % (sizeof words / sizeof words[0])]);
-        size_t len = strlen(text);
+            buf_puts(&built, words[next(&seed) % (sizeof words / sizeof words[0])]);
+        const char *text = built.data;
+        size_t len = built.len;
         int mode = (int)(next(&seed) % 3);
         struct result whole = feed(mode, stop, (const char *const[]){text, NULL});
         for (int cut = 0; cut < 3; cut++) {
@@ -283,6 +285,7 @@ static void however_the_text_is_cut_into_tokens_the_result_is_the_same(void **st
         }
         stopped += whole.stopped;
         result_free(&whole);
+        buf_free(&built);
     }
     assert_true(stopped > 300); /* the cases do exercise stop strings */
 }

@@ -111,14 +111,12 @@ static void numbers_json_cannot_hold_are_refused(void **state)
 static void deep_nesting_is_refused_not_followed(void **state)
 {
     (void)state;
-    enum { DEPTH = 100000 };
-    char *body = malloc(2 * DEPTH + 64);
-    assert_non_null(body);
-    strcpy(body, "{\"x\":");
-    memset(body + 5, '[', DEPTH);
-    body[5 + DEPTH] = '\0';
-    refused(body, "", "nested deeper than 2048");
-    free(body);
+    struct buf body = BUF_INIT;
+    buf_puts(&body, "{\"x\":");
+    for (int i = 0; i < 100000; i++)
+        buf_putc(&body, '[');
+    refused(body.data, "", "nested deeper than 2048");
+    buf_free(&body);
 }
 
 static void errors_never_repeat_prompt_text(void **state)
@@ -347,14 +345,17 @@ static void stop_is_a_string_or_up_to_sixteen(void **state)
     assert_int_equal(r->n_stop, 1);
     assert_int_equal(r->stop[0].len, 3); /* a NUL is a character like any other */
     chat_request_free(r);
-    char sixteen[200] = "\"stop\":[\"a\"";
-    for (int i = 1; i < 16; i++)
-        strcat(sixteen, ",\"b\"");
-    char seventeen[220];
-    snprintf(seventeen, sizeof seventeen, "%s,\"c\"]", sixteen);
-    strcat(sixteen, "]");
+    struct buf fifteen = BUF_INIT;
+    buf_puts(&fifteen, "\"stop\":[\"a\"");
+    for (int i = 1; i < 15; i++)
+        buf_puts(&fifteen, ",\"b\"");
+    char sixteen[200], seventeen[200];
+    snprintf(sixteen, sizeof sixteen, "%s,\"c\"]", fifteen.data);
+    snprintf(seventeen, sizeof seventeen, "%s,\"c\",\"d\"]", fifteen.data);
+    buf_free(&fifteen);
     r = with(sixteen);
     assert_int_equal(r->n_stop, 16);
+    assert_string_equal(r->stop[15].data, "c");
     chat_request_free(r);
     r = with("\"stop\":[]");
     assert_int_equal(r->n_stop, 0);

@@ -214,6 +214,17 @@ static void whitespace_is_trimmed_as_python_trims_it(void **state)
                   "<|im_start|>user\n \n<|im_end|>\n<|im_start|>assistant\n");
 }
 
+/* Qwen3's template asks whether there is reasoning before it strips the newlines. */
+static void reasoning_of_newlines_alone_still_opens_a_block_in_qwen3(void **state)
+{
+    (void)state;
+    expect_prompt(CHAT_QWEN3,
+                  "{\"messages\":[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":\"a\",\"reasoning_content\":\"\\n\"},"
+                  "{\"role\":\"assistant\",\"content\":\"b\",\"reasoning_content\":\"\"},{\"role\":\"tool\",\"content\":\"c\"}]}",
+                  "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"
+                  "<|im_start|>user\n<tool_response>\nc\n</tool_response><|im_end|>\n<|im_start|>assistant\n");
+}
+
 static void an_assistant_message_at_the_end_is_continued(void **state)
 {
     (void)state;
@@ -382,6 +393,7 @@ int main(void)
         cmocka_unit_test(a_template_without_readable_words_falls_back),
         cmocka_unit_test(no_byte_from_the_client_is_ever_trusted),
         cmocka_unit_test(whitespace_is_trimmed_as_python_trims_it),
+        cmocka_unit_test(reasoning_of_newlines_alone_still_opens_a_block_in_qwen3),
         cmocka_unit_test(an_assistant_message_at_the_end_is_continued),
         cmocka_unit_test(the_prompt_says_where_reasoning_may_be),
         cmocka_unit_test(a_tool_result_in_a_user_message_is_no_question),
