@@ -1,5 +1,5 @@
-/* Every operation of the plain backend against loops written here from spec/qwen35moe.md, over whole sequences and without pages, slots or
- * chunks; and the two promises of engine/backend.h: rows are independent, states can be taken back, copied, saved and loaded. */
+/* Every operation of the plain backend against the specification's formulas (backend_reference.h), and the two promises of engine/backend.h:
+ * rows are independent; states can be taken back, copied, saved and loaded. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -8,303 +8,7 @@
 #include <stdio.h>
 
 #include "tests/unit/backend_fixture.h"
-
-/* ---- references ---- */
-
-static double sigmoid(double x)
-{
-    return 1 / (1 + exp(-x));
-}
-
-static double silu(double x)
-{
-    return x / (1 + exp(-x));
-}
-
-/* Element of a fixture matrix. */
-static double at(const struct fixture_matrix *m, int mat, int o, int i)
-{
-    return (double)m->values[((size_t)mat * (size_t)m->desc.n_out + (size_t)o) * (size_t)m->desc.n_in + (size_t)i];
-}
-
-static double *doubles(size_t n)
-{
-    double *p = calloc(n, sizeof *p);
-    assert_non_null(p);
-    return p;
-}
-
-/* RMSNorm of one row, section 4. */
-static void ref_norm(const float *x, const struct fixture_matrix *norm, double eps, double *y)
-{
-    const int n = (int)norm->desc.n_in;
-    double mean = 0;
-    for (int i = 0; i < n; i++)
-        mean += (double)x[i] * (double)x[i] / n;
-    for (int i = 0; i < n; i++)
-        y[i] = (double)x[i] / sqrt(mean + eps) * at(norm, 0, 0, i);
-}
-
-static void ref_product(const struct fixture_matrix *w, int mat, const double *x, double *y)
-{
-    for (int o = 0; o < w->desc.n_out; o++) {
-        y[o] = 0;
-        for (int i = 0; i < w->desc.n_in; i++)
-            y[o] += at(w, mat, o, i) * x[i];
-    }
-}
-
-/* y [D] += scale * down(SiLU(gate x) * up x). */
-static void ref_swiglu(const struct fixture_model *m, enum fixture_name gate, enum fixture_name up, enum fixture_name down, int mat, const double *x,
-                       double scale, double *y)
-{
-    const int ff = (int)m->m[gate].desc.n_out, d = m->shape.n_embd;
-    double *g = doubles((size_t)ff), *u = doubles((size_t)ff), *z = doubles((size_t)d);
-    ref_product(&m->m[gate], mat, x, g);
-    ref_product(&m->m[up], mat, x, u);
-    for (int i = 0; i < ff; i++)
-        g[i] = silu(g[i]) * u[i];
-    ref_product(&m->m[down], mat, g, z);
-    for (int i = 0; i < d; i++)
-        y[i] += scale * z[i];
-    free(g);
-    free(u);
-    free(z);
-}
-
-/* Section 7 steps 1 to 5 over a whole sequence: qkv [T][CH], gates [T][2][HV]. */
-static void ref_delta_conv(const struct fixture_model *m, const float *u, const float *beta, const float *alpha, int n, double *qkv, double *gates)
-{
-    const struct backend_shape *sh = &m->shape;
-    const int ch = fixture_channels(sh), hv = sh->delta_v_heads, s = sh->delta_dim, taps = sh->conv_width;
-    for (int t = 0; t < n; t++) {
-        double *row = qkv + (size_t)t * (size_t)ch;
-        for (int c = 0; c < ch; c++) {
-            double sum = 0;
-            for (int back = 0; back < taps && back <= t; back++)
-                sum += at(&m->m[FM_CONV], 0, c, taps - 1 - back) * (double)u[(size_t)(t - back) * (size_t)ch + (size_t)c];
-            row[c] = silu(sum);
-        }
-        for (int head = 0; head < 2 * sh->delta_k_heads; head++) {
-            double length = 0;
-            for (int i = 0; i < s; i++)
-                length += row[head * s + i] * row[head * s + i];
-            length = fmax(sqrt(length), (double)sh->norm_eps);
-            for (int i = 0; i < s; i++)
-                row[head * s + i] /= head < sh->delta_k_heads ? length * sqrt((double)s) : length;
-        }
-        for (int h = 0; h < hv; h++) {
-            double x = (double)alpha[t * hv + h] + at(&m->m[FM_DT_BIAS], 0, 0, h);
-            gates[(2 * t) * hv + h] = sigmoid((double)beta[t * hv + h]);
-            gates[(2 * t + 1) * hv + h] = at(&m->m[FM_A], 0, 0, h) * (x > 20 ? x : log(1 + exp(x)));
-        }
-    }
-}
-
-/* Section 7 steps 6 to 8 over a whole sequence, token by token: the textbook recurrence. out [T][HV*S]. */
-static void ref_delta_rule(const struct fixture_model *m, const double *qkv, const double *gates, const float *z, int n, double *out)
-{
-    const struct backend_shape *sh = &m->shape;
-    const int ch = fixture_channels(sh), hk = sh->delta_k_heads, hv = sh->delta_v_heads, s = sh->delta_dim;
-    double *mem = doubles((size_t)s * (size_t)s), *d = doubles((size_t)s), *o = doubles((size_t)s);
-    for (int h = 0; h < hv; h++) {
-        memset(mem, 0, (size_t)s * (size_t)s * sizeof *mem);
-        for (int t = 0; t < n; t++) {
-            const double *q = qkv + (size_t)t * (size_t)ch + (h % hk) * s, *k = q + hk * s;
-            const double *v = qkv + (size_t)t * (size_t)ch + 2 * hk * s + h * s;
-            const double beta = gates[(2 * t) * hv + h], g = gates[(2 * t + 1) * hv + h];
-            double squares = 0;
-            for (int i = 0; i < s * s; i++)
-                mem[i] *= exp(g);
-            for (int j = 0; j < s; j++) {
-                double p = 0;
-                for (int i = 0; i < s; i++)
-                    p += mem[i * s + j] * k[i];
-                d[j] = (v[j] - p) * beta;
-            }
-            for (int i = 0; i < s; i++)
-                for (int j = 0; j < s; j++)
-                    mem[i * s + j] += k[i] * d[j];
-            for (int j = 0; j < s; j++) {
-                o[j] = 0;
-                for (int i = 0; i < s; i++)
-                    o[j] += mem[i * s + j] * q[i];
-                squares += o[j] * o[j];
-            }
-            for (int j = 0; j < s; j++) {
-                const size_t to = ((size_t)t * (size_t)hv + (size_t)h) * (size_t)s + (size_t)j;
-                out[to] = o[j] / sqrt(squares / s + (double)sh->norm_eps) * at(&m->m[FM_DELTA_NORM], 0, 0, j) * silu((double)z[to]);
-            }
-        }
-    }
-    free(mem);
-    free(d);
-    free(o);
-}
-
-/* Section 6 steps 3 and 4 for one head. */
-static void ref_norm_rope(const struct backend_shape *sh, const struct fixture_matrix *norm, const float *x, int pos, double *y)
-{
-    ref_norm(x, norm, (double)sh->norm_eps, y);
-    for (int j = 0; j < sh->n_rot / 2; j++) {
-        const double angle = pos / pow((double)sh->rope_theta, 2.0 * j / sh->n_rot);
-        const double a = y[j], b = y[j + sh->n_rot / 2];
-        y[j] = a * cos(angle) - b * sin(angle);
-        y[j + sh->n_rot / 2] = b * cos(angle) + a * sin(angle);
-    }
-}
-
-static double as_kv(enum kv_type type, double x)
-{
-    return type == KV_F16 ? (double)f16_to_f32(f32_to_f16((float)x)) : x;
-}
-
-/* Section 6 steps 3 to 7 over a whole sequence: q_out as attn_store leaves q, out [T][NH*HD]. */
-static void ref_attention(const struct fixture_model *m, const float *q, const float *k, const float *v, int n, double *q_out, double *out)
-{
-    const struct backend_shape *sh = &m->shape;
-    const int hd = sh->head_dim, nh = sh->n_heads, nkv = sh->n_kv_heads, stride = sh->attn_gated ? 2 * hd : hd;
-    double *keys = doubles((size_t)n * (size_t)(nkv * hd)), *p = doubles((size_t)n);
-    for (int t = 0; t < n; t++) {
-        for (int h = 0; h < nkv; h++)
-            ref_norm_rope(sh, &m->m[FM_K_NORM], k + (t * nkv + h) * hd, t, keys + (t * nkv + h) * hd);
-        for (int h = 0; h < nh; h++) {
-            const float *x = q + (size_t)(t * nh + h) * (size_t)stride;
-            double *y = q_out + (size_t)(t * nh + h) * (size_t)stride;
-            for (int i = hd; i < stride; i++)
-                y[i] = (double)x[i];
-            ref_norm_rope(sh, &m->m[FM_Q_NORM], x, t, y);
-        }
-    }
-    for (int t = 0; t < n; t++)
-        for (int h = 0; h < nh; h++) {
-            const double *query = q_out + (size_t)(t * nh + h) * (size_t)stride;
-            const int kv = h / (nh / nkv);
-            double total = 0;
-            for (int s = 0; s <= t; s++) {
-                double score = 0;
-                for (int i = 0; i < hd; i++)
-                    score += query[i] * as_kv(sh->kv_type, keys[(s * nkv + kv) * hd + i]);
-                p[s] = exp(score * (double)sh->attn_scale); /* scores are small here: no maximum needed */
-                total += p[s];
-            }
-            for (int i = 0; i < hd; i++) {
-                double sum = 0;
-                for (int s = 0; s <= t; s++)
-                    sum += p[s] / total * as_kv(sh->kv_type, (double)v[(s * nkv + kv) * hd + i]);
-                out[(size_t)(t * nh + h) * (size_t)hd + (size_t)i] = sum * (sh->attn_gated ? sigmoid(query[hd + i]) : 1);
-            }
-        }
-    free(keys);
-    free(p);
-}
-
-/* Section 8 for one row: y [D] = h + MoE, chosen [used]. */
-static void ref_moe(const struct fixture_model *m, const float *h, double *y, int *chosen)
-{
-    const struct backend_shape *sh = &m->shape;
-    const int e_count = sh->n_experts, used = sh->n_experts_used;
-    double *x = doubles((size_t)sh->n_embd), *p = doubles((size_t)e_count), total = 0;
-    ref_norm(h, &m->m[FM_NORM], (double)sh->norm_eps, x);
-    ref_product(&m->m[FM_ROUTER], 0, x, p);
-    for (int e = 0; e < e_count; e++)
-        p[e] = exp(p[e]);
-    for (int e = 0; e < e_count; e++) { /* rank: how many come before e */
-        int rank = 0;
-        for (int f = 0; f < e_count; f++)
-            rank += p[f] > p[e] || (f < e && !(p[f] < p[e]));
-        if (rank < used) {
-            chosen[rank] = e;
-            total += p[e];
-        }
-    }
-    for (int i = 0; i < sh->n_embd; i++)
-        y[i] = (double)h[i];
-    for (int i = 0; i < used; i++)
-        ref_swiglu(m, FM_EXP_GATE, FM_EXP_UP, FM_EXP_DOWN, chosen[i], x, p[chosen[i]] / total, y);
-    if (sh->shared_ff > 0) {
-        double gate;
-        ref_product(&m->m[FM_SH_ROUTER], 0, x, &gate);
-        ref_swiglu(m, FM_SH_GATE, FM_SH_UP, FM_SH_DOWN, 0, x, sigmoid(gate), y);
-    }
-    free(x);
-    free(p);
-}
-
-/* What the operation should give for the first n tokens of sequence q: want[i] [n][op.out[i]]. The experts of FO_MOE come as doubles. */
-static void reference(const struct fixture_model *m, const struct fixture_data *data, int q, int n, double **want)
-{
-    const struct backend_shape *sh = &m->shape;
-    const struct fixture_op *op = &data->op;
-    const size_t d = (size_t)sh->n_embd;
-    const double eps = (double)sh->norm_eps;
-    float *const *in = data->in[q];
-    double *x = doubles(2 * d);
-    for (int i = 0; i < op->n_out; i++)
-        want[i] = doubles((size_t)n * op->out[i]);
-
-    if (op->kind == FO_ATTN) {
-        ref_attention(m, in[0], in[1], in[2], n, want[0], want[1]);
-    } else if (op->kind == FO_DELTA_CONV || op->kind == FO_DELTA) {
-        ref_delta_conv(m, in[0], in[1], in[2], n, want[0], want[1]);
-        if (op->kind == FO_DELTA)
-            ref_delta_rule(m, want[0], want[1], in[3], n, want[2]);
-    } else if (op->kind == FO_DELTA_RULE) {
-        double *qkv = doubles((size_t)n * op->in[0]), *gates = doubles((size_t)n * op->in[1]);
-        for (size_t i = 0; i < (size_t)n * op->in[0]; i++)
-            qkv[i] = (double)in[0][i];
-        for (size_t i = 0; i < (size_t)n * op->in[1]; i++)
-            gates[i] = (double)in[1][i];
-        ref_delta_rule(m, qkv, gates, in[2], n, want[0]);
-        free(qkv);
-        free(gates);
-    }
-    for (size_t t = 0; t < (size_t)n; t++) {
-        switch (op->kind) {
-        case FO_EMBED:
-            for (size_t i = 0; i < d; i++)
-                want[0][t * d + i] = at(&m->m[FM_EMBD], 0, data->ids[q][t], (int)i);
-            break;
-        case FO_PROJECT:
-            ref_norm(in[0] + t * d, &m->m[FM_NORM], eps, x);
-            for (int i = 0; i < 4; i++)
-                ref_product(&m->m[FM_PROJ_0 + i], 0, x, want[i] + t * op->out[i]);
-            break;
-        case FO_PROJECT_ADD:
-            for (size_t o = 0; o < d; o++) {
-                want[0][t * d + o] = (double)in[1][t * d + o];
-                for (size_t i = 0; i < op->in[0]; i++)
-                    want[0][t * d + o] += at(&m->m[FM_BACK], 0, (int)o, (int)i) * (double)in[0][t * op->in[0] + i];
-            }
-            break;
-        case FO_MLP:
-            ref_norm(in[0] + t * d, &m->m[FM_NORM], eps, x);
-            for (size_t i = 0; i < d; i++)
-                want[0][t * d + i] = (double)in[0][t * d + i];
-            ref_swiglu(m, FM_GATE, FM_UP, FM_DOWN, 0, x, 1, want[0] + t * d);
-            break;
-        case FO_MOE: {
-            int chosen[64];
-            ref_moe(m, in[0] + t * d, want[0] + t * d, chosen);
-            for (size_t i = 0; i < op->out[1]; i++)
-                want[1][t * op->out[1] + i] = chosen[i];
-            break;
-        }
-        case FO_HEAD:
-            ref_norm(in[0] + t * d, &m->m[FM_NORM], eps, want[0] + t * d);
-            ref_product(&m->m[FM_HEAD], 0, want[0] + t * d, want[1] + t * op->out[1]);
-            break;
-        case FO_MTP_JOIN:
-            ref_norm(in[0] + t * d, &m->m[FM_ENORM], eps, x);
-            ref_norm(in[1] + t * d, &m->m[FM_HNORM], eps, x + d);
-            ref_product(&m->m[FM_EH_PROJ], 0, x, want[0] + t * d);
-            break;
-        default:
-            break;
-        }
-    }
-    free(x);
-}
+#include "tests/unit/backend_reference.h"
 
 /* Compares everything a finished run gave with the reference. */
 static void check_run(const struct fixture_run *run, const struct fixture_model *model, double tolerance)
@@ -314,7 +18,7 @@ static void check_run(const struct fixture_run *run, const struct fixture_model 
         const size_t n = (size_t)run->length[q];
         double *want[FIXTURE_BUFFERS];
         char what[64];
-        reference(model, run->data, q, (int)n, want);
+        ref_operation(model, run->data, q, (int)n, want);
         for (int i = 0; i < op->n_out; i++) {
             snprintf(what, sizeof what, "operation %d, sequence %d, output %d", (int)op->kind, q, i);
             if (op->kind == FO_MOE && i == 1) {
@@ -454,6 +158,31 @@ static void delta_rule_survives_extreme_gates(void **state)
     fixture_model_free(&model);
 }
 
+/* Gates far outside the range of exp, and a head whose channels are all zero: softplus(x) is x, the L2 norm divides by its floor. */
+static void delta_conv_survives_extreme_gates_and_an_empty_head(void **state)
+{
+    (void)state;
+    static const float extremes[] = {-2000, -30, 19.5F, 21.5F, 30, 2000};
+    struct backend_shape shape = fixture_shape_small();
+    struct fixture_rng rng = {26};
+    struct fixture_model model = fixture_model_new(&rng, &shape, BLOCK_F32, false);
+    struct fixture_data data = fixture_data_new(&rng, &shape, FO_DELTA_CONV, 1, (const int[]){20});
+    for (int t = 0; t < 20; t++) {
+        for (int h = 0; h < shape.delta_v_heads; h++) {
+            data.in[0][1][t * shape.delta_v_heads + h] = extremes[fixture_below(&rng, 6)];
+            data.in[0][2][t * shape.delta_v_heads + h] = extremes[fixture_below(&rng, 6)];
+        }
+        for (int i = 0; i < 2 * shape.delta_dim; i++) /* both q heads */
+            data.in[0][0][t * fixture_channels(&shape) + i] = 0;
+    }
+    struct fixture_run run = fixture_run_open(backend_open_plain, &model, &data);
+    fixture_feed(&run, 0, 20, 6);
+    check_run(&run, &model, TIGHT);
+    fixture_run_close(&run);
+    fixture_data_free(&data);
+    fixture_model_free(&model);
+}
+
 /* ---- attention in detail ---- */
 
 /* One head of four channels, two of them rotated, norm weights 1: every number is worked out by hand. */
@@ -530,7 +259,7 @@ static void f16_keys_take_half_the_memory_and_stay_close(void **state)
     assert_int_equal(full.b->ops->page_bytes(full.b), 2 * half.b->ops->page_bytes(half.b));
     fixture_feed(&full, 0, 70, 70);
     fixture_feed(&half, 0, 70, 70);
-    double *want = doubles(70 * data.op.out[1]);
+    double *want = ref_doubles(70 * data.op.out[1]);
     for (size_t i = 0; i < 70 * data.op.out[1]; i++)
         want[i] = (double)full.out[0][1][i];
     fixture_assert_near("f16 KV", half.out[0][1], want, 70, data.op.out[1], 5e-3);
@@ -590,7 +319,7 @@ static void chosen_may_be_left_out_and_rows_of_the_head_may_be_picked(void **sta
 
     const struct moe_weights moe = {run.w[FM_ROUTER],    run.w[FM_EXP_GATE], run.w[FM_EXP_UP], run.w[FM_EXP_DOWN],
                                     run.w[FM_SH_ROUTER], run.w[FM_SH_GATE],  run.w[FM_SH_UP],  run.w[FM_SH_DOWN]};
-    double *want = doubles(9 * d);
+    double *want = ref_doubles(9 * d);
     float *rows = malloc(9 * d * sizeof *rows);
     int chosen[8];
     assert_non_null(rows);
@@ -644,7 +373,7 @@ static void cutting_a_sequence_anywhere_changes_no_bit(void **state)
 
 /* ---- states ---- */
 
-/* Copies the state and pages of sequence q into fresh places, so that a test can go on from there twice. */
+/* The packed image of a slot, released with free(). */
 static void *save_state(const struct fixture_run *run, int32_t slot, int pos)
 {
     struct error err = {0};
@@ -944,6 +673,7 @@ int main(void)
         cmocka_unit_test(delta_rule_follows_the_textbook_recurrence_with_the_heads_of_the_35b),
         cmocka_unit_test(delta_state_does_not_drift_over_many_grid_cells),
         cmocka_unit_test(delta_rule_survives_extreme_gates),
+        cmocka_unit_test(delta_conv_survives_extreme_gates_and_an_empty_head),
         cmocka_unit_test(rope_turns_pairs_half_the_rotated_width_apart_and_leaves_the_rest),
         cmocka_unit_test(attention_survives_scores_far_beyond_the_range_of_exp),
         cmocka_unit_test(f16_keys_take_half_the_memory_and_stay_close),
