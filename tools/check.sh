@@ -59,7 +59,8 @@ if [ -n "$sources" ]; then
     # shellcheck disable=SC2086
     check cppcheck cppcheck --quiet --std=c11 --language=c --enable=warning,performance,portability --inline-suppr --error-exitcode=1 \
         --suppressions-list=tools/cppcheck.txt --template='{file}:{line}: {severity}: {message} [{id}]' -D_GNU_SOURCE -D__x86_64__ -D__linux__ \
-        -I. $sources
+        "-Djson_array_foreach(a,i,v)=while ((v = json_array_get(a, i)))" \
+        "-Djson_object_foreach(o,k,v)=while ((v = json_object_get(o, k)))" -I. $sources
 fi
 
 [ "$findings" -eq 0 ]
