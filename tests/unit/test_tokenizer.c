@@ -466,18 +466,20 @@ static void the_lowest_rank_is_merged_first_and_the_leftmost_on_a_tie(void **sta
 /* Merges as the definition says: look for the lowest rank among all pairs, leftmost; merge; again. */
 static void naive_merge(const struct vocab *v, const struct tokenizer *t, const char *word, struct token_list *out)
 {
-    char parts[64][64];
-    size_t n = strlen(word);
+    size_t n = strlen(word), cut[65]; /* part i is word[cut[i]..cut[i + 1]) */
+    struct buf text = BUF_INIT;
     assert_true(n <= 64);
-    for (size_t i = 0; i < n; i++)
-        snprintf(parts[i], sizeof parts[i], "%c", word[i]);
+    for (size_t i = 0; i <= n; i++)
+        cut[i] = i;
     for (;;) {
         size_t best_rank = SIZE_MAX, best_at = 0;
         for (size_t i = 0; i + 1 < n; i++) {
-            char pair[130];
-            snprintf(pair, sizeof pair, "%s %s", parts[i], parts[i + 1]);
+            buf_clear(&text);
+            buf_add(&text, word + cut[i], cut[i + 1] - cut[i]);
+            buf_putc(&text, ' ');
+            buf_add(&text, word + cut[i + 1], cut[i + 2] - cut[i + 1]);
             for (size_t r = 0; r < v->n_merges && r < best_rank; r++) {
-                if (strcmp(v->merges[r], pair) == 0) {
+                if (strcmp(v->merges[r], text.data) == 0) {
                     best_rank = r;
                     best_at = i;
                 }
@@ -485,16 +487,16 @@ static void naive_merge(const struct vocab *v, const struct tokenizer *t, const 
         }
         if (best_rank == SIZE_MAX)
             break;
-        char product[130];
-        snprintf(product, sizeof product, "%s%s", parts[best_at], parts[best_at + 1]);
-        assert_true(strlen(product) < sizeof parts[0]);
-        memcpy(parts[best_at], product, strlen(product) + 1);
-        memmove(parts + best_at + 1, parts + best_at + 2, (n - best_at - 2) * sizeof *parts);
+        memmove(cut + best_at + 1, cut + best_at + 2, (n - best_at - 1) * sizeof *cut);
         n--;
     }
     out->len = 0;
-    for (size_t i = 0; i < n; i++)
-        assert_int_equal(token_list_add(out, tokenizer_find(t, parts[i])), 0);
+    for (size_t i = 0; i < n; i++) {
+        buf_clear(&text);
+        buf_add(&text, word + cut[i], cut[i + 1] - cut[i]);
+        assert_int_equal(token_list_add(out, tokenizer_find(t, text.data)), 0);
+    }
+    buf_free(&text);
 }
 
 static void merging_gives_what_the_definition_gives(void **state)
