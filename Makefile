@@ -6,7 +6,7 @@ CC     ?= cc
 OPT    ?= -O2 -g
 SAN    ?=
 
-PKGS    = libmicrohttpd jansson libuv
+PKGS    = libmicrohttpd jansson libuv libsodium
 CFLAGS  = -std=c17 -D_GNU_SOURCE -I. $(OPT) $(SAN) -fno-math-errno -ffp-contract=off -pthread -fPIE \
           -Wall -Wextra -Wshadow -Wconversion -Werror $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
 LDLIBS  = $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lunistring -lm -pthread

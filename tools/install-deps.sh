@@ -2,7 +2,7 @@
 # Installs the distribution packages that building, running and testing need, and says which. Does nothing when all are there.
 # Debian 12, Ubuntu 24.04 and newer. Elsewhere: install the packages' equivalents and this script only checks for pkg-config.
 set -eu
-packages="gcc make pkg-config libc6-dev libmicrohttpd-dev libjansson-dev libuv1-dev libunistring-dev libcmocka-dev curl"
+packages="gcc make pkg-config libc6-dev libmicrohttpd-dev libjansson-dev libuv1-dev libunistring-dev libsodium-dev libcmocka-dev curl"
 
 missing=""
 if command -v dpkg-query >/dev/null 2>&1; then
@@ -12,7 +12,7 @@ if command -v dpkg-query >/dev/null 2>&1; then
             *) missing="$missing $p" ;;
         esac
     done
-elif ! pkg-config --exists libmicrohttpd jansson libuv 2>/dev/null; then
+elif ! pkg-config --exists libmicrohttpd jansson libuv libsodium 2>/dev/null; then
     echo "bedside needs: $packages (or your distribution's names for them)" >&2
     exit 1
 fi
