@@ -288,6 +288,10 @@ static void draws_follow_top_k(void **state)
         p.seed = i;
         check_distribution(state, p, logits, SOME_DRAWS);
     }
+    p.top_k = 1; /* minus zero ties with zero */
+    fill(logits, 0.0f);
+    logits[0] = -0.0f;
+    assert_int_equal(pick_once(state, p, logits), 0);
 }
 
 static void draws_follow_top_p(void **state)
