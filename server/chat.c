@@ -13,6 +13,12 @@
 #include "base/alloc.h"
 #include "base/log.h"
 
+/* A logprobs entry may be shown once the text of its token was: what a stop string may yet withhold must not show through it. */
+struct chance {
+    size_t text_end;  /* content_read behind the token */
+    size_t entry_end; /* length of `chances` behind the entry */
+};
+
 /* Belongs to its job: freed when both the connection and the scheduler have let go. Between chat_start and the `end` callback the fields below
  * "scheduler thread" are that thread's alone; the connection's thread looks at them after the outbox was closed. */
 struct chat {
@@ -26,13 +32,16 @@ struct chat {
 
     /* scheduler thread */
     struct answer *answer;
-    bool reasoning_now, may_reason;
     int reasoning_tokens;
-    struct buf reasoning, content, chances; /* text and logprobs not yet sent (stream) or all of it */
-    size_t chances_shown;                   /* bytes of `chances` that belong to text handed out */
-    struct buf event;                       /* scratch */
-    bool stopped;                           /* by a stop string */
-    bool overrun;                           /* the client does not read */
+    struct buf reasoning, content; /* text not yet sent (stream) or all of it */
+    struct buf chances;            /* logprobs of content tokens, likewise */
+    struct chance *marks;          /* [n_marks] the entries in `chances` */
+    size_t n_marks, cap_marks;
+    size_t content_shown; /* bytes of content that left the answer so far */
+    size_t content_read;  /* bytes of the tokens that are content */
+    struct buf event;     /* scratch */
+    bool stopped;         /* by a stop string */
+    bool overrun;         /* the client does not read */
     int status;
 };
 
@@ -82,8 +91,6 @@ int chat_service_open(struct chat_service *s, const struct engine *e, struct sch
         .default_max_tokens = (int)c->max_tokens,
         .model = c->alias && c->alias[0] ? c->alias : info->model_name,
         .file_stem = stem_of(c->model),
-        .think_open = tokenizer_find(t, "<think>"),
-        .think_close = tokenizer_find(t, "</think>"),
         .started = (int64_t)time(NULL),
     };
     if (!s->file_stem)
@@ -124,29 +131,59 @@ static void send_event(struct chat *c)
     buf_clear(&c->event);
 }
 
-/* Streams the text that is ready, with the logprobs gathered since the last time. */
+/* How many entries of `chances` may be shown, and the bytes they take. */
+static size_t shown_chances(const struct chat *c, size_t *bytes)
+{
+    size_t n = 0;
+    while (n < c->n_marks && c->marks[n].text_end <= c->content_shown)
+        n++;
+    *bytes = n ? c->marks[n - 1].entry_end : 0;
+    return n;
+}
+
+/* Forgets the first n entries, which take `bytes`, and the comma behind them. */
+static void drop_chances(struct chat *c, size_t n, size_t bytes)
+{
+    if (n == 0)
+        return;
+    if (n < c->n_marks)
+        bytes++;
+    buf_drop_front(&c->chances, bytes);
+    memmove(c->marks, c->marks + n, (c->n_marks - n) * sizeof *c->marks);
+    c->n_marks -= n;
+    for (size_t i = 0; i < c->n_marks; i++)
+        c->marks[i].entry_end -= bytes;
+}
+
+/* Streams what is ready: text, and the logprobs of the tokens whose text has been shown. */
 static void send_delta(struct chat *c)
 {
-    if (c->reasoning.len == 0 && c->content.len == 0)
+    size_t bytes;
+    const size_t n = shown_chances(c, &bytes);
+    if (c->reasoning.len == 0 && c->content.len == 0 && n == 0)
         return;
-    reply_chunk_delta(&c->event, &c->head, &c->reasoning, &c->content, c->logprobs ? &c->chances : NULL);
+    const struct buf entries = {.data = c->chances.data, .len = bytes};
+    reply_chunk_delta(&c->event, &c->head, &c->reasoning, &c->content, n ? &entries : NULL);
     send_event(c);
     buf_clear(&c->reasoning);
     buf_clear(&c->content);
-    buf_clear(&c->chances);
-    c->chances_shown = 0;
+    drop_chances(c, n, bytes);
 }
 
-/* Counts a token as reasoning or content by the ids of the think tags; the tags themselves count as reasoning. */
-static bool is_reasoning(struct chat *c, int32_t id)
+/* Adds a content token's entry. */
+static void add_chance(struct chat *c, const struct pick *pick, const char *bytes, size_t len)
 {
-    if (c->may_reason && id == c->service->think_open)
-        c->reasoning_now = true;
-    c->may_reason = false; /* only as the first token */
-    const bool now = c->reasoning_now;
-    if (id == c->service->think_close)
-        c->reasoning_now = false;
-    return now;
+    const struct tokenizer *t = c->service->tokenizer;
+    /* The blank lines after the reasoning and control tokens are not shown: they take no room in the text. */
+    const bool blank = c->content_shown == 0 && strspn(bytes, "\n") >= len;
+    if (tokenizer_kind(t, pick->id) != TOKEN_CONTROL && !blank)
+        c->content_read += len;
+    reply_logprob(&c->chances, t, pick);
+    if (alloc_grow(&c->marks, &c->cap_marks, c->n_marks + 1, sizeof *c->marks)) {
+        c->chances.failed = true;
+        return;
+    }
+    c->marks[c->n_marks++] = (struct chance){c->content_read, c->chances.len};
 }
 
 static bool on_token(void *ctx, const struct pick *pick)
@@ -154,7 +191,7 @@ static bool on_token(void *ctx, const struct pick *pick)
     struct chat *c = ctx;
     const struct tokenizer *t = c->service->tokenizer;
     atomic_fetch_add(&c->written, 1);
-    const bool reasoning = is_reasoning(c, pick->id);
+    const bool reasoning = answer_in_reasoning(c->answer);
     if (reasoning)
         c->reasoning_tokens++;
 
@@ -162,11 +199,9 @@ static bool on_token(void *ctx, const struct pick *pick)
     const char *bytes = tokenizer_bytes(t, pick->id, &len);
     const size_t before = c->content.len;
     c->stopped = answer_add(c->answer, tokenizer_kind(t, pick->id), bytes, len, &c->reasoning, &c->content);
-    /* Tokens of a stop string are not reported, or their logprobs would show what is withheld (see on_end for those before the last). */
-    if (c->logprobs && !reasoning && !c->stopped)
-        reply_logprob(&c->chances, t, pick);
-    if (c->content.len > before)
-        c->chances_shown = c->chances.len;
+    if (c->logprobs && !reasoning)
+        add_chance(c, pick, bytes, len);
+    c->content_shown += c->content.len - before;
     if (c->stream)
         send_delta(c);
     return c->stopped || c->overrun;
@@ -212,10 +247,15 @@ static void end_with_reply(struct chat *c, enum finish_reason reason)
 static void on_end(void *ctx, enum job_end why, const char *message)
 {
     struct chat *c = ctx;
-    if (!c->stopped)
+    if (c->stopped) {
+        size_t bytes;
+        c->n_marks = shown_chances(c, &bytes);
+        if (c->chances.len > bytes)
+            c->chances.data[c->chances.len = bytes] = '\0';
+    } else {
         answer_end(c->answer, &c->reasoning, &c->content);
-    else if (c->chances.len > c->chances_shown)
-        c->chances.data[c->chances.len = c->chances_shown] = '\0';
+        c->content_shown = SIZE_MAX; /* nothing is withheld any more */
+    }
     const bool memory = answer_out_of_memory(c->answer) || c->reasoning.failed || c->content.failed || c->chances.failed;
     switch (why) {
     case JOB_STOP:
@@ -251,6 +291,7 @@ static void chat_free(void *ctx)
     buf_free(&c->reasoning);
     buf_free(&c->content);
     buf_free(&c->chances);
+    free(c->marks);
     buf_free(&c->event);
     outbox_free(&c->outbox);
     free(c);
@@ -295,8 +336,6 @@ static struct chat *chat_new(const struct chat_service *s, const struct chat_req
     snprintf(c->head.id, sizeof c->head.id, "chatcmpl-%016llx%08x", (unsigned long long)id[0], (unsigned)(id[1] & 0xFFFFFFFFu));
     c->head.created = (int64_t)time(NULL);
     c->head.model = s->model;
-    c->reasoning_now = p->in_reasoning && s->think_close >= 0;
-    c->may_reason = p->may_reason && s->think_close >= 0;
     c->answer =
         answer_new(&(struct answer_options){.stop = r->stop, .n_stop = r->n_stop, .in_reasoning = p->in_reasoning, .may_reason = p->may_reason});
     if (!c->answer) {
@@ -307,39 +346,24 @@ static struct chat *chat_new(const struct chat_service *s, const struct chat_req
     return c;
 }
 
-/* How many tokens the answer may have: *out >= 1, or -1 with a 400 that gives the counts. */
+/* How many tokens the answer may have: *out >= 1, what was asked for or less where the context ends; or -1 with a 400 that gives the counts. */
 static int answer_room(const struct chat_service *s, const struct chat_request *r, size_t n_prompt, int *out, struct api_error *err)
 {
     const int context = s->info->context;
-    const int64_t memory = (int64_t)s->info->pages_total * GRID;
     if (n_prompt >= (size_t)context)
         return api_error_set(err, 400, "context_length_exceeded", "messages",
                              "the prompt has %zu tokens; the context holds %d, of which the answer needs at least one: shorten the messages, or "
                              "start the server with a larger --context",
                              n_prompt, context);
-    if ((int64_t)n_prompt >= memory)
-        return api_error_set(err, 400, "context_length_exceeded", "messages",
-                             "the prompt has %zu tokens; the server's KV memory holds %lld, of which the answer needs at least one: shorten the "
-                             "messages, or start the server with a larger --kv-memory",
-                             n_prompt, (long long)memory);
-    const int64_t left = context - (int64_t)n_prompt, fits = memory - (int64_t)n_prompt;
+    const int64_t left = context - (int64_t)n_prompt;
     int64_t n = r->max_tokens;
-    if (n < 0) { /* not asked for: whatever there is */
-        n = s->default_max_tokens > 0 && s->default_max_tokens < left ? s->default_max_tokens : left;
-        *out = (int)(n < fits ? n : fits);
-        return 0;
-    }
-    n = n < 1 ? 1 : n > left ? left : n;
-    if (n > fits)
-        return api_error_set(err, 400, "context_length_exceeded", "max_tokens",
-                             "the prompt has %zu tokens and max_tokens allows %lld more, together beyond the %lld tokens that the server's KV memory "
-                             "holds: ask for at most %lld, or start the server with a larger --kv-memory",
-                             n_prompt, (long long)n, (long long)memory, (long long)fits);
-    *out = (int)n;
+    if (n < 0)
+        n = s->default_max_tokens > 0 ? s->default_max_tokens : left;
+    *out = (int)(n < 1 ? 1 : n > left ? left : n);
     return 0;
 }
 
-static int submit_error(const struct chat_service *s, enum submit_result result, struct api_error *err)
+static int submit_error(const struct chat_service *s, enum submit_result result, int n_prompt, int max_tokens, struct api_error *err)
 {
     switch (result) {
     case SUBMIT_OK:
@@ -351,7 +375,9 @@ static int submit_error(const struct chat_service *s, enum submit_result result,
                              scheduler_stats(s->scheduler).running, scheduler_stats(s->scheduler).queued);
     case SUBMIT_TOO_LARGE:
         return api_error_set(err, 400, "context_length_exceeded", "max_tokens",
-                             "this request needs more KV memory than the server has (%d pages of %d tokens)", s->info->pages_total, GRID);
+                             "%d tokens of prompt and %d of answer need %d pages of KV memory, the server has %d: ask for less, or start it with a "
+                             "larger --kv-memory",
+                             n_prompt, max_tokens, scheduler_pages(n_prompt, max_tokens), s->info->pages_total);
     case SUBMIT_DRAINING:
         return api_error_set(err, 503, "shutting_down", NULL, "the server is shutting down");
     case SUBMIT_NO_MEMORY:
@@ -408,7 +434,7 @@ static int start_request(const struct chat_service *s, struct chat_request *r, s
                                                  },
                                                  &c->job);
     if (result != SUBMIT_OK) {
-        submit_error(s, result, err);
+        submit_error(s, result, c->n_prompt, max_tokens, err);
         chat_free(c);
         goto done;
     }

@@ -28,7 +28,6 @@ struct chat_service {
     int default_max_tokens;    /* 0 = to the end of the context */
     const char *model;         /* the name in replies: the alias, or the file's own name */
     char *file_stem;           /* the file's name without folder and .gguf: also accepted */
-    int32_t think_open, think_close; /* ids of <think> and </think>; -1 where the vocabulary has none */
     int64_t started;           /* Unix seconds */
 };
 

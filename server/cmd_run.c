@@ -150,6 +150,8 @@ static int generate(struct run *r, const struct token_list *ids, int max_tokens,
     *first_ns = clock_ns();
     while (!interrupted) {
         const struct pick pick = item.pick;
+        if (pick.id < 0)
+            return error_set(err, "the model gave no finite logit: the file may be damaged");
         if (tokenizer_ends_generation(r->tokenizer, pick.id))
             break;
         ++*written;

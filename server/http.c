@@ -277,7 +277,8 @@ static enum MHD_Result answer_models(struct request *r, const struct chat_servic
     }
     buf_puts(&b, "{\"id\":");
     reply_json_string(&b, s->model, strlen(s->model));
-    buf_printf(&b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"bedside\"}\n", (long long)s->started);
+    buf_printf(&b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"bedside\",\"context_length\":%d}\n", (long long)s->started,
+               s->info->context);
     return send_buf(r, 200, "application/json", &b);
 }
 

@@ -297,6 +297,10 @@ static void take_result(struct scheduler *s, struct job *j, const struct work_it
     }
     if (!item->sampler || atomic_load(&j->cancelled))
         return; /* a cancelled job hands out nothing more; the sweep takes it */
+    if (item->pick.id < 0) {
+        retire(s, j, JOB_FAILED, "the model gave no finite logit: the file may be damaged");
+        return;
+    }
     if (tokenizer_ends_generation(s->tokenizer, item->pick.id)) {
         retire(s, j, JOB_STOP, NULL);
         return;
