@@ -635,11 +635,13 @@ static inline struct fixture_run fixture_run_open(fixture_open open, const struc
     struct error err = {0};
     struct fixture_run run = {.data = data};
     struct fixture_rng rng = {7};
-    int32_t order[256];
+    int32_t order[256] = {0};
     int n_pages = 0;
     run.b = open(&model->shape, &err);
-    if (!run.b)
+    if (!run.b) {
         fail_msg("open: %s", err.text);
+        abort(); /* not reached; static checks do not know that fail_msg does not return */
+    }
     fixture_upload(run.b, model, run.w);
     for (int q = 0; q < data->n_seqs; q++)
         n_pages += (data->n_tokens[q] + GRID - 1) / GRID;
@@ -780,7 +782,7 @@ static inline void fixture_assert_same_bits(const struct fixture_run *a, const s
     for (int q = 0; q < a->data->n_seqs; q++)
         for (int i = 0; i < op->n_out; i++)
             for (int t = 0; t < a->length[q]; t++)
-                if (memcmp(a->out[q][i] + (size_t)t * op->out[i], b->out[q][i] + (size_t)t * op->out[i], op->out[i] * sizeof(float)))
+                if (memcmp(a->out[q][i] + (size_t)t * op->out[i], b->out[q][i] + (size_t)t * op->out[i], op->out[i] * sizeof(float)) != 0)
                     fail_msg("operation %d: output %d of sequence %d differs at position %d", (int)op->kind, i, q, t);
 }
 

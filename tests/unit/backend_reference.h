@@ -202,6 +202,8 @@ static inline void ref_moe(const struct fixture_model *m, const float *h, double
     double *x = ref_doubles((size_t)sh->n_embd), *p = ref_doubles((size_t)e_count), total = 0;
     ref_norm(h, &m->m[FM_NORM], (double)sh->norm_eps, x);
     ref_product(&m->m[FM_ROUTER], 0, x, p);
+    for (int i = 0; i < used; i++)
+        chosen[i] = 0;
     for (int e = 0; e < e_count; e++)
         p[e] = exp(p[e]);
     for (int e = 0; e < e_count; e++) { /* rank: how many come before e */
@@ -218,7 +220,7 @@ static inline void ref_moe(const struct fixture_model *m, const float *h, double
     for (int i = 0; i < used; i++)
         ref_swiglu(m, FM_EXP_GATE, FM_EXP_UP, FM_EXP_DOWN, chosen[i], x, p[chosen[i]] / total, y);
     if (sh->shared_ff > 0) {
-        double gate;
+        double gate = 0;
         ref_product(&m->m[FM_SH_ROUTER], 0, x, &gate);
         ref_swiglu(m, FM_SH_GATE, FM_SH_UP, FM_SH_DOWN, 0, x, ref_sigmoid(gate), y);
     }
@@ -226,7 +228,8 @@ static inline void ref_moe(const struct fixture_model *m, const float *h, double
     free(p);
 }
 
-/* What the operation should give for the first n tokens of sequence q: want[i] [n][op.out[i]]. The experts of FO_MOE come as doubles. */
+/* What the operation should give for the first n tokens of sequence q: want[i] [n][op.out[i]] for all FIXTURE_BUFFERS, released with free(). The
+ * experts of FO_MOE come as doubles. */
 static inline void ref_operation(const struct fixture_model *m, const struct fixture_data *data, int q, int n, double **want)
 {
     const struct backend_shape *sh = &m->shape;
@@ -235,8 +238,8 @@ static inline void ref_operation(const struct fixture_model *m, const struct fix
     const double eps = (double)sh->norm_eps;
     float *const *in = data->in[q];
     double *x = ref_doubles(2 * d);
-    for (int i = 0; i < op->n_out; i++)
-        want[i] = ref_doubles((size_t)n * op->out[i]);
+    for (int i = 0; i < FIXTURE_BUFFERS; i++)
+        want[i] = ref_doubles((size_t)n * op->out[i]); /* nothing in those that the operation does not have */
 
     if (op->kind == FO_ATTN) {
         ref_attention(m, in[0], in[1], in[2], n, want[0], want[1]);

@@ -30,8 +30,9 @@ static void check_run(const struct fixture_run *run, const struct fixture_model 
             } else {
                 fixture_assert_near(what, run->out[q][i], want[i], n, op->out[i], tolerance);
             }
-            free(want[i]);
         }
+        for (int i = 0; i < FIXTURE_BUFFERS; i++)
+            free(want[i]);
     }
 }
 
