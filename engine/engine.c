@@ -1,4 +1,4 @@
-#include "engine/engine.h"
+#include "engine/engine_impl.h"
 
 #include <inttypes.h>
 #include <limits.h>
@@ -8,11 +8,8 @@
 
 #include "base/alloc.h"
 #include "base/log.h"
-#include "engine/forward.h"
-#include "engine/gguf.h"
 #include "engine/memory.h"
-#include "engine/model.h"
-#include "engine/sequence.h"
+#include "engine/model_id.h"
 
 enum {
     DEFAULT_CONTEXT = 32768,
@@ -21,30 +18,6 @@ enum {
     MOST_ROWS = 65536,
     MOST_LOGIT_ROWS = 32, /* rows through the head at a time; more go in turns */
     PAGE_STEP = 16,       /* pages reserved at a time */
-};
-
-struct engine {
-    struct gguf *file;
-    struct model *model;
-    struct tokenizer *tokenizer;
-    struct backend *backend;
-    struct forward *forward;
-    struct engine_info info;
-    char *name, *chat_template;
-    bool mtp;
-    struct slots pages, states;
-    struct sequence **alive; /* [max_sequences], NULL where free */
-
-    /* scratch of a step */
-    int32_t *ids;                     /* [max_rows] */
-    struct span *spans;               /* [max_sequences] */
-    const float **before;             /* [max_sequences] */
-    int32_t *logit_rows, *draft_rows; /* [max_rows] */
-    float **logits, **drafts;         /* [max_rows] */
-    float *sampled;                   /* [number of samplers][V] */
-    size_t cap_sampled;
-    int32_t *experts; /* [n_layers][rows][used] */
-    size_t cap_experts;
 };
 
 /* ---- opening ---- */
@@ -203,7 +176,8 @@ int engine_open(struct engine **out, const struct engine_options *options, struc
     const struct backend_shape *shape = &e->model->shape;
     e->backend = options->plain ? backend_open_plain(shape, err) : backend_open_cpu(shape, options->n_threads, err);
     if (!e->backend || fill_info(e, options, err) || plan_memory(e, options, err) || alloc_scratch(e, err) ||
-        model_upload(e->model, e->backend, err) || forward_open(&e->forward, e->model, e->backend, e->mtp, err))
+        model_id_of(e->info.model_id, e->file, e->backend, err) || model_upload(e->model, e->backend, err) ||
+        forward_open(&e->forward, e->model, e->backend, e->mtp, err))
         goto failed;
     *out = e;
     return 0;
@@ -298,6 +272,7 @@ void sequence_free(struct engine *e, struct sequence *s)
     sequence_drop_pages(s, &e->pages, 0);
     if (s->state >= 0)
         slots_give(&e->states, s->state);
+    free(s->ids);
     free(s->pages);
     free(s->held);
     free(s);
@@ -358,8 +333,8 @@ static int check_items(const struct engine *e, const struct step_item *items, in
 static int take_pages(struct engine *e, const struct step_item *items, int n, int n_pages, struct error *err)
 {
     for (int i = 0; i < n; i++)
-        if (sequence_page_room(items[i].seq, pages_for(items[i].seq->length + items[i].n_tokens)))
-            return error_set(err, "out of memory for a list of pages");
+        if (sequence_room(items[i].seq, items[i].seq->length + items[i].n_tokens))
+            return error_set(err, "out of memory for a list of tokens and pages");
     if (slots_prepare(&e->pages, e->backend, n_pages, PAGE_STEP, err))
         return error_prefix(err, "pages of %d tokens for the context (kv-memory)", GRID);
     for (int i = 0; i < n; i++) {
@@ -447,9 +422,10 @@ static void commit(struct engine *e, struct step_item *items, int n, const struc
         const struct span *span = &step->spans[i];
         for (int j = e->mtp && it->n_tokens > HELD ? it->n_tokens - HELD : 0; e->mtp && j < it->n_tokens; j++)
             memcpy(sequence_held(s, s->length + j, shape->n_embd), forward_hidden(e->forward) + ((size_t)(span->row + j)) * d, d * sizeof(float));
-        for (int layer = 0; it->experts && layer < e->model->n_layers; layer++)
+        for (int layer = 0; it->experts && step->experts && layer < e->model->n_layers; layer++)
             memcpy(it->experts + (size_t)layer * (size_t)it->n_tokens * used,
                    step->experts + ((size_t)layer * (size_t)step->n_rows + (size_t)span->row) * used, (size_t)it->n_tokens * used * sizeof(int32_t));
+        memcpy(s->ids + s->length, it->tokens, (size_t)it->n_tokens * sizeof *s->ids);
         s->length += it->n_tokens;
         if (!it->sampler)
             continue;
@@ -464,7 +440,7 @@ static void commit(struct engine *e, struct step_item *items, int n, const struc
 int engine_step(struct engine *e, struct step_item *items, int n_items, struct error *err)
 {
     int n_rows = 0, n_pages = 0;
-    struct step step;
+    struct step step = {0};
     if (check_items(e, items, n_items, &n_rows, &n_pages, err) || take_pages(e, items, n_items, n_pages, err))
         return -1;
     if (lay_out(e, items, n_items, n_rows, &step, err)) {

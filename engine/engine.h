@@ -14,11 +14,14 @@
 
 #include "base/error.h"
 #include "engine/backend.h"
+#include "engine/cache_key.h"
 #include "engine/sampler.h"
 #include "engine/tokenizer.h"
 
 struct engine;
 struct sequence;
+struct cache_disk; /* engine/cache_disk.h */
+struct cache_image;
 
 struct engine_options {
     const char *model_path;
@@ -30,6 +33,11 @@ struct engine_options {
     int max_rows;       /* most rows in a step; 0 = 512 + max_sequences */
     bool plain;         /* the plain backend (tests) */
     bool mtp;           /* load the draft block and keep its KV */
+
+    uint64_t
+        cache_memory;  /* bytes for state snapshots of the prefix cache; 0 = no cache. Cached pages live in the KV budget and yield to sequences */
+    bool share_system; /* the system + tools prefix may be hit from any namespace; otherwise namespaces share nothing */
+    struct cache_disk *disk; /* where snapshots are written; borrowed, may be NULL. engine_open tells it the model (cache_disk_bind) */
 };
 
 struct engine_info {
@@ -46,6 +54,7 @@ struct engine_info {
     int pages_total; /* KV pages the budget allows */
     size_t page_bytes, state_bytes;
     double default_temperature, default_top_p, default_top_k; /* the file's general.sampling.*, NAN where absent */
+    uint8_t model_id[CACHE_MODEL_ID]; /* names whatever pages and states depend on: the model file, the KV type and layout, the backend */
 };
 
 int engine_open(struct engine **out, const struct engine_options *options, struct error *err);
@@ -53,10 +62,85 @@ void engine_close(struct engine *e);
 const struct engine_info *engine_info(const struct engine *e);
 const struct tokenizer *engine_tokenizer(const struct engine *e);
 
-/* NULL with err when max_sequences are alive or memory is short. */
+/* An empty sequence that neither uses nor feeds the prefix cache. NULL with err when max_sequences are alive or memory is short. */
 struct sequence *sequence_new(struct engine *e, struct error *err);
-void sequence_free(struct engine *e, struct sequence *s); /* s may be NULL */
-int sequence_length(const struct sequence *s);            /* tokens fed so far */
+void sequence_free(struct engine *e, struct sequence *s); /* s may be NULL; what it computed stays in the cache where it can */
+int sequence_length(const struct sequence *s);            /* tokens fed so far, those taken from the cache included */
+const int32_t *sequence_tokens(const struct sequence *s); /* [sequence_length]; valid until the next step */
+
+/* ---- the prefix cache ---- */
+
+/* Why a prompt, or the part of it behind `cached`, had to be computed. */
+enum cache_miss {
+    CACHE_MISS_NONE,     /* a hit, as deep as the known text allows */
+    CACHE_MISS_OFF,      /* no cache, or the request wanted none */
+    CACHE_MISS_SHORT,    /* the prompt is too short: at least GRID + 1 tokens are needed */
+    CACHE_MISS_EMPTY,    /* nothing is known of the namespace */
+    CACHE_MISS_DIVERGED, /* other text is known; this one differs from token `miss_at` on */
+    CACHE_MISS_NO_STATE, /* the text is known further than `cached`, but no snapshot was taken there */
+    CACHE_MISS_EVICTED,  /* the text was cached further than `cached`, but made room for others */
+    CACHE_MISS_FAILED,   /* what was cached could not be loaded (memory, device, or a disk image that does not fit) */
+    CACHE_MISSES,
+};
+const char *cache_miss_name(enum cache_miss miss); /* "none", "off", "short", ...: for timings and metric labels */
+
+enum cache_source { CACHE_FROM_NONE, CACHE_FROM_MEMORY, CACHE_FROM_DISK };
+
+struct cache_result {
+    int cached;  /* tokens that need not be computed: a multiple of GRID, less than the prompt */
+    int matched; /* tokens of the prompt that the cache knows the text of, >= cached */
+    enum cache_source source;
+    enum cache_miss miss; /* never NONE when cached is 0 */
+    int miss_at;          /* = matched: the first token that the cache does not know; -1 where that says nothing (OFF, SHORT, EMPTY) */
+};
+
+struct sequence_options {
+    const char *ns;        /* namespace, valid by cache_namespace_valid; NULL or "" = the default one */
+    const int32_t *prompt; /* [n_prompt] >= 1; the caller feeds prompt + sequence_length(s) on in steps */
+    int n_prompt;
+    const struct cache_image *image; /* what the disk holds of the prompt (pages and state verified by cache_disk_read), or NULL; borrowed */
+    bool no_cache;                   /* neither use nor feed the cache */
+};
+
+/* A sequence that begins with the longest cached prefix of the prompt; at least one token is left to run. `r` receives what was found and must not
+ * be NULL. An engine without cache, or a cache that fails, gives an empty sequence. NULL with err as sequence_new, or for a bad prompt. */
+struct sequence *sequence_start(struct engine *e, const struct sequence_options *o, struct cache_result *r, struct error *err);
+
+/* The length at which the sequence's next step should end at the latest, so that a snapshot can be taken there (> sequence_length; INT_MAX: as the
+ * caller likes). A step that goes further is correct too, and leaves no snapshot. */
+int sequence_stop(const struct sequence *s);
+
+struct engine_cache_stats {
+    bool on;
+    uint64_t budget, bytes;                                  /* of snapshots: allowed, held */
+    int nodes;                                               /* grid cells of text known, with or without a page */
+    int snapshots;                                           /* states held */
+    int pages_total, pages_running, pages_idle;              /* KV pages: allowed; used by sequences; kept by the cache alone */
+    int states_running;                                      /* state slots used by sequences */
+    uint64_t lookups, hits, hits_disk, misses[CACHE_MISSES]; /* sequence_start calls; hits + the sum of misses = lookups */
+    uint64_t prompt_tokens, cached_tokens;
+    uint64_t snapshots_taken, snapshots_failed, snapshots_evicted, pages_evicted;
+    uint64_t disk_queued; /* files handed to the disk cache */
+};
+void engine_cache_stats(const struct engine *e, struct engine_cache_stats *out);
+
+struct engine_cache_removed {
+    int pages, snapshots;
+    uint64_t bytes; /* of both */
+};
+/* Forgets everything of a namespace in memory; its running sequences go on and leave nothing behind. The disk's part is cache_disk_delete, to be
+ * called after this one. */
+void engine_cache_drop(struct engine *e, const char *ns, struct engine_cache_removed *out);
+
+struct engine_cache_entry {
+    char ns[CACHE_NAMESPACE_MAX + 1]; /* "" = the default namespace */
+    int pages, snapshots;
+    uint64_t bytes; /* of both, though pages that namespaces share count in each */
+    uint64_t hits;
+    double idle_seconds; /* since it was last used */
+};
+/* Fills at most `max`, most recently used first; returns how many namespaces there are. */
+size_t engine_cache_list(const struct engine *e, struct engine_cache_entry *out, size_t max);
 
 /* Forgets the last n <= ROLLBACK tokens; only while the lengths before and after lie in one grid cell (length / GRID is the same): the token that
  * fills a cell is final. 0 or -1. */

@@ -48,9 +48,11 @@ void slots_close(struct slots *s)
     *s = (struct slots){0};
 }
 
-int sequence_page_room(struct sequence *s, int n)
+int sequence_room(struct sequence *s, int length)
 {
-    return alloc_grow(&s->pages, &s->cap_pages, (size_t)n, sizeof *s->pages);
+    if (alloc_grow(&s->ids, &s->cap_ids, (size_t)length, sizeof *s->ids))
+        return -1;
+    return alloc_grow(&s->pages, &s->cap_pages, (size_t)pages_for(length), sizeof *s->pages);
 }
 
 void sequence_drop_pages(struct sequence *s, struct slots *pages, int n)
@@ -62,6 +64,11 @@ void sequence_drop_pages(struct sequence *s, struct slots *pages, int n)
 int sequence_length(const struct sequence *s)
 {
     return s->length;
+}
+
+const int32_t *sequence_tokens(const struct sequence *s)
+{
+    return s->ids;
 }
 
 int sequence_rollback(struct sequence *s, int n)

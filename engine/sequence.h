@@ -30,7 +30,9 @@ void slots_close(struct slots *s);
 enum { HELD = ROLLBACK + 1 }; /* hidden rows kept for the draft block: the last one, and those a rollback may come back to */
 
 struct sequence {
-    int length;     /* tokens fed so far */
+    int length;   /* tokens fed so far */
+    int32_t *ids; /* [length] */
+    size_t cap_ids;
     int32_t *pages; /* [n_pages], in order of position */
     size_t cap_pages;
     int n_pages;
@@ -52,8 +54,8 @@ static inline float *sequence_held(const struct sequence *s, int p, int n_embd)
     return s->held + (size_t)(p % HELD) * (size_t)n_embd;
 }
 
-/* Room for n page ids in the list. 0, or -1 out of memory. */
-int sequence_page_room(struct sequence *s, int n);
+/* Room for `length` token ids and the page ids for them. 0, or -1 out of memory. */
+int sequence_room(struct sequence *s, int length);
 
 /* Gives back the pages beyond the first n. */
 void sequence_drop_pages(struct sequence *s, struct slots *pages, int n);
