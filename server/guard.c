@@ -16,7 +16,7 @@ static bool names_host(const char *text, const char *host)
     const char *rest;
     if (len == 0)
         return false;
-    if (text[0] == '[' && host[0] != '[') {
+    if (text[0] == '[' && host[0] != '[' && strchr(host, ':')) {
         if (strncasecmp(text + 1, host, len) != 0 || text[1 + len] != ']')
             return false;
         rest = text + len + 2;
@@ -53,6 +53,6 @@ bool guard_key_matches(const char *authorization, const char *key)
         return false;
     unsigned char differs = n_given != n_key;
     for (size_t i = 0; i < n_given; i++)
-        differs |= (unsigned char)(given[i] ^ key[i % n_key]);
+        differs = (unsigned char)(differs | (given[i] ^ key[i % n_key]));
     return differs == 0;
 }
