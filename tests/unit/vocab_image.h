@@ -15,13 +15,13 @@
 #include "engine/gguf.h"
 #include "engine/tokenizer.h"
 
-enum { VOCAB_MAX_TOKENS = 4096, VOCAB_MAX_MERGES = 4096, VOCAB_NO_ID = -1 };
+enum { VOCAB_MAX_TOKENS = 1024, VOCAB_MAX_MERGES = 1024, VOCAB_TEXT = 48, VOCAB_NO_ID = -1 };
 
 struct vocab {
-    const char *model, *pre;        /* NULL: the key is absent */
-    char *tokens[VOCAB_MAX_TOKENS]; /* as spelled in the file */
+    const char *model, *pre;                   /* NULL: the key is absent */
+    char tokens[VOCAB_MAX_TOKENS][VOCAB_TEXT]; /* as spelled in the file */
     int32_t types[VOCAB_MAX_TOKENS];
-    char *merges[VOCAB_MAX_MERGES];
+    char merges[VOCAB_MAX_MERGES][VOCAB_TEXT];
     uint64_t n_tokens, n_types, n_merges; /* n_types == 0: no token_type */
     uint64_t n_scores;                    /* 0: no scores */
     bool no_tokens, no_merges;            /* the key is absent */
@@ -30,9 +30,9 @@ struct vocab {
 
 static inline int32_t vocab_add(struct vocab *v, const char *spelling, int32_t type)
 {
-    if (v->n_tokens >= VOCAB_MAX_TOKENS)
+    if (v->n_tokens >= VOCAB_MAX_TOKENS || strlen(spelling) >= VOCAB_TEXT)
         abort();
-    v->tokens[v->n_tokens] = strdup(spelling);
+    snprintf(v->tokens[v->n_tokens], VOCAB_TEXT, "%s", spelling);
     v->types[v->n_tokens] = type;
     v->n_types = ++v->n_tokens;
     return (int32_t)v->n_tokens - 1;
@@ -40,9 +40,9 @@ static inline int32_t vocab_add(struct vocab *v, const char *spelling, int32_t t
 
 static inline void vocab_merge(struct vocab *v, const char *merge)
 {
-    if (v->n_merges >= VOCAB_MAX_MERGES)
+    if (v->n_merges >= VOCAB_MAX_MERGES || strlen(merge) >= VOCAB_TEXT)
         abort();
-    v->merges[v->n_merges++] = strdup(merge);
+    snprintf(v->merges[v->n_merges++], VOCAB_TEXT, "%s", merge);
 }
 
 /* The byte b in the printable alphabet, as UTF-8. */
@@ -94,14 +94,6 @@ static inline void vocab_default(struct vocab *v)
     vocab_add(v, "</think>", TOKEN_USER);
     vocab_add(v, "[PAD270]", TOKEN_UNUSED);
     vocab_add(v, "[PAD271]", TOKEN_UNUSED);
-}
-
-static inline void vocab_free(struct vocab *v)
-{
-    for (size_t i = 0; i < v->n_tokens; i++)
-        free(v->tokens[i]);
-    for (size_t i = 0; i < v->n_merges; i++)
-        free(v->merges[i]);
 }
 
 static inline void vocab_put(struct buf *b, uint64_t value, size_t bytes)
