@@ -419,7 +419,7 @@ static void commit(struct engine *e, struct step_item *items, int n, const struc
     for (int i = 0; i < n; i++) {
         struct step_item *it = &items[i];
         struct sequence *s = it->seq;
-        const struct span *span = &step->spans[i];
+        const struct span *span = &e->spans[i];
         for (int j = e->mtp && it->n_tokens > HELD ? it->n_tokens - HELD : 0; e->mtp && j < it->n_tokens; j++)
             memcpy(sequence_held(s, s->length + j, shape->n_embd), forward_hidden(e->forward) + ((size_t)(span->row + j)) * d, d * sizeof(float));
         for (int layer = 0; it->experts && step->experts && layer < e->model->n_layers; layer++)

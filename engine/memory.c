@@ -1,8 +1,8 @@
 #include "engine/memory.h"
 
-#include <inttypes.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* The number after `label` at the start of a line of a small text file; an empty label: the file's first number. */
@@ -14,8 +14,14 @@ static bool read_number(const char *path, const char *label, uint64_t *out)
     char line[256];
     bool found = false;
     size_t n = strlen(label);
-    while (!found && fgets(line, sizeof line, f))
-        found = strncmp(line, label, n) == 0 && sscanf(line + n, "%" SCNu64, out) == 1;
+    while (!found && fgets(line, sizeof line, f)) {
+        if (strncmp(line, label, n) != 0)
+            continue;
+        const char *digits = line + n + strspn(line + n, " \t");
+        found = *digits >= '0' && *digits <= '9';
+        if (found)
+            *out = strtoull(digits, NULL, 10);
+    }
     fclose(f);
     return found;
 }

@@ -356,7 +356,7 @@ static void read_vocabulary(struct reader *r, struct backend_shape *s)
 
 int model_params(struct model *m, struct error *err)
 {
-    struct error unused;
+    struct error unused = {""};
     struct reader r = {.g = m->file, .arch = "", .err = err ? err : &unused};
     read_arch(&r, m);
     if (r.failed)

@@ -292,7 +292,7 @@ static void count_tensors(struct binder *t)
 
 int model_tensors(struct model *m, struct backend *b, bool mtp, struct error *err)
 {
-    struct error unused;
+    struct error unused = {""};
     struct binder t = {.m = m, .b = b, .err = err ? err : &unused};
     const struct backend_shape *s = &m->shape;
     if (!b)

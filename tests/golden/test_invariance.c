@@ -171,7 +171,7 @@ static void a_token_that_was_rolled_back_never_was(void **state)
     }
     assert_true(rolled > 50);
     assert_same_rows(alone, logits, n, b.v, "tokens rolled back", rolled);
-    if (b.draft)
+    if (own_drafts)
         assert_same_rows(drafts, own_drafts, n, b.v, "drafts, tokens rolled back", rolled);
     sequence_free(b.e, s);
     free(own_drafts);
@@ -250,7 +250,7 @@ static void chosen_experts_are_reported_by_layer_and_row(void **state)
     {                                                                                                                                                \
 #test ": " model ", " backend ", " #kv, test, NULL, NULL, &(struct subject)                                                                  \
         {                                                                                                                                            \
-            model, backend[0] == 'p', kv, draft                                                                                                      \
+            model, (backend)[0] == 'p', kv, draft                                                                                                    \
         }                                                                                                                                            \
     }
 

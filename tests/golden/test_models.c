@@ -160,7 +160,7 @@ static void f16_kv_stays_near_the_reference(void **state)
     {                                                                                                                                                \
 #test ": " model ", " backend, test, NULL, NULL, &(struct subject)                                                                           \
         {                                                                                                                                            \
-            model, backend[0] == 'p', has_draft                                                                                                      \
+            model, (backend)[0] == 'p', has_draft                                                                                                    \
         }                                                                                                                                            \
     }
 

@@ -137,8 +137,10 @@ static inline struct image_value *image_value(struct image *im, const char *key)
 static inline void image_drop_key(struct image *im, const char *key)
 {
     struct image_value *v = image_value(im, key);
-    if (!v)
+    if (!v) {
         fail_msg("no key %s to drop", key);
+        return;
+    }
     free(v->key);
     buf_free(&v->bytes);
     *v = im->values[--im->n_values];
@@ -244,7 +246,7 @@ static inline void image_halve(struct image *im, const char *name, enum block_ty
     struct image_tensor *t = image_tensor(im, name);
     assert_int_equal(t->type, BLOCK_F32);
     size_t n = t->bytes / sizeof(float);
-    uint16_t *half = calloc(n, sizeof *half);
+    uint16_t *half = calloc(n + 1, sizeof *half);
     assert_non_null(half);
     for (size_t i = 0; i < n; i++) {
         float x;
