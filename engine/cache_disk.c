@@ -1,0 +1,481 @@
+#include "engine/cache_disk.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "engine/backend.h"
+#include "engine/cache_disk_impl.h"
+
+_Static_assert((int)CACHE_FILE_IDS == (int)GRID, "a page file holds one cell of the grid");
+
+static const int64_t second = 1000000000;
+
+int64_t cache_disk_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (int64_t)t.tv_sec * second + t.tv_nsec;
+}
+
+bool cache_disk_may_log(uint64_t *logged)
+{
+    const uint64_t now = clock_ns();
+    if (*logged && now - *logged < 60 * (uint64_t)second)
+        return false;
+    *logged = now;
+    return true;
+}
+
+bool cache_disk_folder(const struct cache_disk *d, const char *ns, char folder[CACHE_FOLDER_MAX])
+{
+    if (!ns || (*ns && !cache_namespace_valid(ns, strnlen(ns, CACHE_NAMESPACE_MAX + 1))))
+        return false;
+    cache_vault_folder(&d->vault, ns, d->vault.encrypted, folder);
+    return true;
+}
+
+void cache_disk_bind(struct cache_disk *d, const struct cache_model *model)
+{
+    pthread_mutex_lock(&d->mutex);
+    d->model = *model;
+    d->bound = model->page_bytes > 0 && model->page_bytes <= CACHE_PAYLOAD_MAX && model->state_bytes <= CACHE_PAYLOAD_MAX;
+    pthread_mutex_unlock(&d->mutex);
+}
+
+/* With the mutex held: the namespace of a folder when it may be used, or NULL. */
+static struct cache_space *usable_space(const struct cache_disk *d, const char *folder)
+{
+    struct cache_space *s = cache_index_space(&d->index, folder);
+    return s && !s->deleting ? s : NULL;
+}
+
+static struct cache_entry *find(const struct cache_disk *d, const struct cache_space *s, const struct cache_key *key, bool state)
+{
+    const struct cache_key id = cache_vault_file_id(&d->vault, key, state);
+    return s ? cache_index_find(&d->index, s, &id, state) : NULL;
+}
+
+/* ---- reading ---- */
+
+struct reading { /* one call of cache_disk_read */
+    struct cache_disk *d;
+    struct cache_model model;
+    char folder[CACHE_FOLDER_MAX];
+    uint64_t serial; /* of the namespace */
+    int dir;
+    struct cache_key root;
+    const struct cache_key *keys; /* [n] */
+    const int32_t *ids;           /* [n * CACHE_FILE_IDS] */
+    int n, first;
+    int limit;   /* pages first .. limit - 1 are there, as far as is known */
+    bool *state; /* [n]: the state at the end of page i is there, as far as is known; later: the page's time of change is to be set */
+    bool touch_state;
+    bool read_failed, damaged, no_memory, removed;
+};
+
+/* How many pages from the text's start the deepest hit has that still seems possible; `first` when there is none. */
+static int deepest(const struct reading *r)
+{
+    int n = r->limit;
+    if (r->model.state_bytes)
+        while (n > r->first && !r->state[n - 1])
+            n--;
+    return n;
+}
+
+/* Looks up what is stored. False: nothing for this text. */
+static bool survey(struct reading *r)
+{
+    struct cache_disk *d = r->d;
+    pthread_mutex_lock(&d->mutex);
+    r->model = d->model;
+    r->limit = r->first;
+    const struct cache_space *s = d->bound ? usable_space(d, r->folder) : NULL;
+    if (s) {
+        r->serial = s->serial;
+        for (const struct cache_entry *e; r->limit < r->n; r->limit++) {
+            e = find(d, s, &r->keys[r->limit], false);
+            if (!e || e->stage != CACHE_STORED)
+                break;
+            e = r->model.state_bytes ? find(d, s, &r->keys[r->limit], true) : NULL;
+            r->state[r->limit] = e && e->stage == CACHE_STORED;
+        }
+    }
+    pthread_mutex_unlock(&d->mutex);
+    return r->limit > r->first;
+}
+
+/* Says once what is wrong with a file that could not be read or believed, and forgets or removes it. */
+static void bad_file(struct reading *r, const struct cache_key *key, bool state, const char *name, enum cache_file_status status, const char *why)
+{
+    struct cache_disk *d = r->d;
+    bool say = false;
+    pthread_mutex_lock(&d->mutex);
+    struct cache_entry *e = find(d, usable_space(d, r->folder), key, state);
+    if (e && e->stage == CACHE_STORED) { /* else somebody else sees to it */
+        switch (status) {
+        case CACHE_FILE_ABSENT: /* taken away behind our back */
+            cache_index_remove(&d->index, e);
+            break;
+        case CACHE_FILE_BAD:
+            d->stats.bad_files++;
+            r->damaged = say = true;
+            cache_disk_unlink(d, e);
+            break;
+        case CACHE_FILE_OTHER:
+            d->stats.bad_files++;
+            say = cache_disk_may_log(&d->read_logged);
+            break;
+        default:
+            d->stats.read_errors++;
+            r->read_failed = true;
+            say = cache_disk_may_log(&d->read_logged);
+        }
+    }
+    pthread_mutex_unlock(&d->mutex);
+    if (say)
+        log_warn("prefix cache: file %s: %s; it counts as missing%s", name, why,
+                 status == CACHE_FILE_BAD ? " and is removed" : " (said once a minute at most)");
+}
+
+/* Reads the page, or the state at the end, of cell i. out: [page_bytes] or [state_bytes]. */
+static bool read_file(struct reading *r, int i, bool state, uint8_t *out)
+{
+    struct cache_disk *d = r->d;
+    struct cache_file_head want = {.kind = state ? CACHE_FILE_STATE : CACHE_FILE_PAGE, .key = r->keys[i], .position = (i + 1) * CACHE_FILE_IDS};
+    memcpy(want.model_id, r->model.id, sizeof want.model_id);
+    if (!state) {
+        want.parent = i ? r->keys[i - 1] : r->root;
+        want.n_ids = CACHE_FILE_IDS;
+        memcpy(want.ids, r->ids + (size_t)i * CACHE_FILE_IDS, sizeof want.ids);
+    }
+    char name[CACHE_FILE_NAME_MAX];
+    struct error err = {{0}};
+    const struct cache_key id = cache_vault_file_id(&d->vault, &want.key, state);
+    cache_file_name(&id, state, name);
+    enum cache_file_status status = cache_file_read(&d->vault, r->dir, name, &want, out, state ? r->model.state_bytes : r->model.page_bytes, &err);
+    if (status != CACHE_FILE_OK)
+        bad_file(r, &want.key, state, name, status, err.text);
+    return status == CACHE_FILE_OK;
+}
+
+/* Reads pages and the state of the deepest hit into the image, going back to a shallower one whenever a file turns out bad. */
+static void read_files(struct reading *r, struct cache_image *out)
+{
+    const size_t page_bytes = r->model.page_bytes, state_bytes = r->model.state_bytes;
+    const size_t n_pages = (size_t)(deepest(r) - r->first);
+    out->pages = n_pages <= SIZE_MAX / page_bytes ? malloc(n_pages * page_bytes) : NULL;
+    out->state = state_bytes ? malloc(state_bytes) : NULL;
+    r->no_memory = !out->pages || (state_bytes && !out->state);
+    if (r->no_memory)
+        return;
+    struct error err;
+    bool absent;
+    r->dir = cache_folder_open(r->d->vault.ops, r->d->root, r->folder, false, &absent, &err);
+    if (r->dir < 0) {
+        r->removed = absent;
+        r->read_failed = !absent;
+        return;
+    }
+    int have = r->first, target;
+    while ((target = deepest(r)) > r->first) {
+        if (have < target) {
+            if (read_file(r, have, false, out->pages + (size_t)(have - r->first) * page_bytes))
+                have++;
+            else
+                r->limit = have;
+        } else if (!state_bytes || read_file(r, target - 1, true, out->state)) {
+            out->n_pages = target - r->first;
+            out->state_bytes = state_bytes;
+            return;
+        } else {
+            r->state[target - 1] = false;
+        }
+    }
+}
+
+/* Counts a hit and makes its files the last used, the first page last, so that a text is evicted from its end. False: the namespace was deleted
+ * while it was read. */
+static bool use_files(struct reading *r, int n_pages)
+{
+    struct cache_disk *d = r->d;
+    const int64_t now = cache_disk_now();
+    pthread_mutex_lock(&d->mutex);
+    struct cache_space *s = usable_space(d, r->folder);
+    const bool there = s && s->serial == r->serial;
+    if (there) {
+        s->hits++;
+        s->last_used = now;
+        for (int i = r->first + n_pages - 1; i >= r->first; i--) {
+            for (int state = i == r->first + n_pages - 1; state >= 0; state--) {
+                struct cache_entry *e = find(d, s, &r->keys[i], state);
+                const bool touch = e && now - e->touched >= 60 * second;
+                *(state ? &r->touch_state : &r->state[i]) = touch;
+                if (touch)
+                    e->touched = now;
+                if (e)
+                    cache_index_use(&d->index, e);
+            }
+        }
+    }
+    pthread_mutex_unlock(&d->mutex);
+    return there;
+}
+
+/* Keeps the last use in the files' times of change for the next start, where use_files said so. A failure only makes that order worse. */
+static void touch_files(const struct reading *r, int n_pages)
+{
+    char name[CACHE_FILE_NAME_MAX];
+    for (int i = r->first + n_pages - 1; i >= r->first; i--) {
+        for (int state = i == r->first + n_pages - 1; state >= 0; state--) {
+            if (!(state ? r->touch_state : r->state[i]))
+                continue;
+            const struct cache_key id = cache_vault_file_id(&r->d->vault, &r->keys[i], state);
+            cache_file_name(&id, state, name);
+            cache_op_touch(r->d->vault.ops, r->dir, name);
+        }
+    }
+}
+
+static const char *reason(const struct reading *r, bool found, int n_pages)
+{
+    if (r->no_memory)
+        return "out of memory";
+    if (r->removed)
+        return "the namespace was removed";
+    if (r->read_failed)
+        return "the disk could not be read";
+    if (r->damaged)
+        return "a stored file was damaged";
+    if (!found)
+        return "nothing is stored for this text";
+    if (r->first + n_pages < r->limit)
+        return "no state is stored for the rest";
+    return r->limit < r->n ? "the stored text ends earlier" : "";
+}
+
+bool cache_disk_read(struct cache_disk *d, const char *ns, const struct cache_key *keys, const int32_t *ids, int n, int first_page,
+                     struct cache_image *out)
+{
+    *out = (struct cache_image){.first_page = first_page, .reason = ""};
+    struct reading r = {.d = d, .dir = -1, .keys = keys, .ids = ids, .n = n, .first = first_page, .limit = first_page};
+    bool found = false;
+    if (first_page >= 0 && first_page < n && n <= INT32_MAX / CACHE_FILE_IDS && cache_disk_folder(d, ns, r.folder)) {
+        r.state = alloc_array((size_t)n, sizeof *r.state);
+        r.no_memory = !r.state;
+        found = r.state && survey(&r);
+        if (found) {
+            r.root = cache_key_root(r.model.id, ns);
+            if (deepest(&r) > first_page)
+                read_files(&r, out);
+            if (out->n_pages && !use_files(&r, out->n_pages)) {
+                r.removed = true;
+                out->n_pages = 0;
+            }
+            if (out->n_pages)
+                touch_files(&r, out->n_pages);
+        }
+    }
+    out->reason = reason(&r, found, out->n_pages);
+    cache_op_close(d->vault.ops, r.dir);
+    free(r.state);
+    const bool hit = out->n_pages > 0;
+    if (!hit)
+        cache_image_free(out);
+    pthread_mutex_lock(&d->mutex);
+    *(hit ? &d->stats.hits : &d->stats.misses) += 1;
+    pthread_mutex_unlock(&d->mutex);
+    return hit;
+}
+
+void cache_image_free(struct cache_image *image)
+{
+    if (!image)
+        return;
+    free(image->pages);
+    free(image->state);
+    image->pages = image->state = NULL;
+    image->n_pages = 0;
+    image->state_bytes = 0;
+}
+
+/* ---- queueing ---- */
+
+void cache_disk_missing(struct cache_disk *d, const char *ns, const struct cache_key *keys, int n, bool *page_missing, bool *state_missing)
+{
+    char folder[CACHE_FOLDER_MAX];
+    if (n > 0)
+        memset(page_missing, 0, (size_t)n * sizeof *page_missing);
+    *state_missing = false;
+    if (n <= 0 || !cache_disk_folder(d, ns, folder))
+        return;
+    pthread_mutex_lock(&d->mutex);
+    struct cache_space *s = cache_index_space(&d->index, folder);
+    if (d->bound && !(s && s->deleting)) {
+        struct cache_entry *e = d->model.state_bytes ? find(d, s, &keys[n - 1], true) : NULL;
+        *state_missing = d->model.state_bytes && !e;
+        if (e)
+            cache_index_use(&d->index, e);
+        for (int i = n - 1; i >= 0; i--) { /* the first page last: a text is evicted from its end */
+            e = find(d, s, &keys[i], false);
+            page_missing[i] = !e;
+            if (e)
+                cache_index_use(&d->index, e);
+        }
+        uint64_t room = d->queue_bytes > d->queued ? d->queue_bytes - d->queued : 0;
+        for (int i = 0; i < n; i++) {
+            if (!page_missing[i])
+                continue;
+            if (room >= d->model.page_bytes) {
+                room -= d->model.page_bytes;
+            } else { /* and nothing after it either: it would be of no use */
+                room = 0;
+                page_missing[i] = false;
+                *state_missing = false;
+            }
+        }
+        *state_missing = *state_missing && room >= d->model.state_bytes;
+    }
+    pthread_mutex_unlock(&d->mutex);
+}
+
+bool cache_disk_has(struct cache_disk *d, const char *ns, const struct cache_key *key, bool state)
+{
+    char folder[CACHE_FOLDER_MAX];
+    if (!cache_disk_folder(d, ns, folder))
+        return false;
+    pthread_mutex_lock(&d->mutex);
+    bool has = find(d, usable_space(d, folder), key, state) != NULL;
+    pthread_mutex_unlock(&d->mutex);
+    return has;
+}
+
+/* With the mutex held: queues the job, whose head and data are set. `beside`: the key of the page that its file is to stay just older than. */
+static bool enqueue(struct cache_disk *d, const char *ns, const char *folder, const struct cache_key *beside, struct cache_job *job)
+{
+    const bool state = job->head.kind == CACHE_FILE_STATE;
+    job->bytes = state ? d->model.state_bytes : d->model.page_bytes;
+    if (!d->bound || !job->bytes || d->closing || job->head.position <= 0 || job->head.position % CACHE_FILE_IDS)
+        return false;
+    memcpy(job->head.model_id, d->model.id, sizeof job->head.model_id);
+    struct cache_space *s = cache_index_space(&d->index, folder);
+    if ((s && s->deleting) || find(d, s, &job->head.key, state))
+        return false;
+    if (d->queued > d->queue_bytes || job->bytes > d->queue_bytes - d->queued) {
+        d->stats.dropped++;
+        return false;
+    }
+    if (!s)
+        s = cache_index_add_space(&d->index, folder);
+    if (!s)
+        return false;
+    if (!s->named) {
+        memcpy(s->name, ns, strlen(ns) + 1);
+        s->named = true;
+    }
+    const struct cache_key id = cache_vault_file_id(&d->vault, &job->head.key, state);
+    job->entry = cache_index_add(&d->index, s, &id, state, find(d, s, beside, false));
+    if (!job->entry) {
+        if (s->files == 0 && s->jobs == 0)
+            cache_index_remove_space(&d->index, s);
+        return false;
+    }
+    job->space = s;
+    s->jobs++;
+    s->last_used = cache_disk_now();
+    d->queued += job->bytes;
+    *(d->last ? &d->last->next : &d->first) = job;
+    d->last = job;
+    pthread_cond_signal(&d->work);
+    return true;
+}
+
+static bool put(struct cache_disk *d, const char *ns, const struct cache_file_head *head, const struct cache_key *beside, uint8_t *data)
+{
+    char folder[CACHE_FOLDER_MAX];
+    bool queued = false;
+    struct cache_job *job = alloc_array(1, sizeof *job);
+    if (job && data && cache_disk_folder(d, ns, folder)) {
+        job->head = *head;
+        job->data = data;
+        pthread_mutex_lock(&d->mutex);
+        queued = enqueue(d, ns, folder, beside, job);
+        pthread_mutex_unlock(&d->mutex);
+    }
+    if (!queued) {
+        free(job);
+        free(data);
+    }
+    return queued;
+}
+
+bool cache_disk_put_page(struct cache_disk *d, const char *ns, const struct cache_key *key, const struct cache_key *parent, int position,
+                         const int32_t ids[64], uint8_t *data)
+{
+    struct cache_file_head head = {.kind = CACHE_FILE_PAGE, .key = *key, .parent = *parent, .position = position, .n_ids = CACHE_FILE_IDS};
+    memcpy(head.ids, ids, sizeof head.ids);
+    return put(d, ns, &head, parent, data);
+}
+
+bool cache_disk_put_state(struct cache_disk *d, const char *ns, const struct cache_key *key, int position, uint8_t *data)
+{
+    const struct cache_file_head head = {.kind = CACHE_FILE_STATE, .key = *key, .position = position};
+    return put(d, ns, &head, key, data);
+}
+
+void cache_disk_flush(struct cache_disk *d)
+{
+    pthread_mutex_lock(&d->mutex);
+    while (d->first || d->writing)
+        pthread_cond_wait(&d->done, &d->mutex);
+    pthread_mutex_unlock(&d->mutex);
+}
+
+/* ---- telling ---- */
+
+size_t cache_disk_list(struct cache_disk *d, struct cache_namespace_info *out, size_t max)
+{
+    size_t n = 0;
+    char folder[CACHE_FOLDER_MAX];
+    pthread_mutex_lock(&d->mutex);
+    for (size_t i = 0; i < d->index.n_spaces; i++) {
+        const struct cache_space *s = d->index.spaces[i], *clear = NULL;
+        if (!s->named || s->files == 0)
+            continue;
+        if (d->vault.encrypted) { /* a folder from the time without a key counts with the encrypted one of the same name */
+            const bool hidden = strncmp(s->folder, "enc=", 4) == 0;
+            cache_vault_folder(&d->vault, s->name, !hidden, folder);
+            const struct cache_space *other = cache_index_space(&d->index, folder);
+            if (!hidden && other && other->files)
+                continue;
+            clear = hidden ? other : NULL;
+        }
+        if (n < max) {
+            struct cache_namespace_info *info = &out[n];
+            memcpy(info->name, s->name, sizeof info->name);
+            info->files = s->files + (clear ? clear->files : 0);
+            info->bytes = s->bytes + (clear ? clear->bytes : 0);
+            info->hits = s->hits;
+            info->last_used = s->last_used / second;
+        }
+        n++;
+    }
+    pthread_mutex_unlock(&d->mutex);
+    return n;
+}
+
+struct cache_disk_stats cache_disk_stats(struct cache_disk *d)
+{
+    pthread_mutex_lock(&d->mutex);
+    struct cache_disk_stats stats = d->stats;
+    stats.files = d->index.files;
+    stats.bytes = d->index.bytes;
+    stats.queued_bytes = d->queued;
+    pthread_mutex_unlock(&d->mutex);
+    return stats;
+}
