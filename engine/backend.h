@@ -34,7 +34,8 @@ struct backend; /* a device, its memory and its queue */
 struct buffer;  /* device memory for activations */
 struct weight;  /* one matrix, or n_mats equal ones (experts), in device memory in whatever layout is fastest */
 
-enum kv_type { KV_F32, KV_F16 };
+/* How a head's key or value of one token is kept: HD numbers, or HD / 32 blocks of Q8_0 (spec/gguf.md section 3), for which HD must be a multiple of 32. */
+enum kv_type { KV_F32, KV_F16, KV_Q8_0 };
 
 /* Everything about the model that the operations need; fixed for a backend's life. */
 struct backend_shape {

@@ -358,3 +358,39 @@ void block_dequant(enum block_type type, const void *src, float *dst, size_t n)
     for (size_t i = 0; i < n; i += info->values, p += info->bytes)
         one(p, dst + i);
 }
+
+/* ---- quantising ---- */
+
+/* Magnitudes are compared as integers, so that infinities and NaNs come out on top. */
+static float largest_magnitude(const float *x, size_t n)
+{
+    uint32_t top = 0;
+    float value;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, &x[i], sizeof bits);
+        bits &= 0x7fffffffU;
+        top = bits > top ? bits : top;
+    }
+    memcpy(&value, &top, sizeof value);
+    return value;
+}
+
+void block_quant_q8_0(const float *x, size_t n, void *dst)
+{
+    const size_t values = infos[BLOCK_Q8_0].values, bytes = infos[BLOCK_Q8_0].bytes;
+    uint8_t *block = dst;
+    assert(n % values == 0);
+    for (size_t b = 0; b < n / values; b++, x += values, block += bytes) {
+        uint16_t half = f32_to_f16(largest_magnitude(x, values) / 127.0F);
+        const float d = f16_to_f32(half);
+        if (!isfinite(d))
+            half = f32_to_f16(NAN);
+        memcpy(block, &half, sizeof half);
+        memset(block + sizeof half, 0, values);
+        for (size_t i = 0; i < values && d > 0 && isfinite(d); i++) {
+            const float q = rintf(x[i] / d); /* beyond 127 only where d is subnormal and therefore coarse */
+            block[2 + i] = (uint8_t)(int8_t)fmaxf(-127.0F, fminf(127.0F, q));
+        }
+    }
+}

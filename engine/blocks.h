@@ -1,7 +1,7 @@
 /* engine/blocks.h: the block formats of GGUF tensors (spec/gguf.md section 2 and 3).
  *
  * A matrix row is a run of blocks; a block holds `values` weights in `bytes` bytes. This file is the plain statement of every format:
- * one function that turns blocks into f32. Fast kernels elsewhere are tested against it. */
+ * one function that turns blocks into f32, and for Q8_0, in which KV pages may be kept, one that makes them. Fast kernels elsewhere are tested against it. */
 #ifndef BEDSIDE_ENGINE_BLOCKS_H
 #define BEDSIDE_ENGINE_BLOCKS_H
 
@@ -43,6 +43,10 @@ size_t block_bytes(enum block_type type, size_t n);
 
 /* Dequantises n values (a multiple of the block's values) from src (no alignment needed) to dst [n]. */
 void block_dequant(enum block_type type, const void *src, float *dst, size_t n);
+
+/* Quantises n values (a multiple of 32) to Q8_0: d = max|x| / 127 rounded to f16, q = x / d rounded half to even, at most 127 in magnitude. A block
+ * whose d rounds to zero has q = 0; a block with a NaN, an infinity or a d beyond f16 reads back as NaN throughout. dst needs no alignment. */
+void block_quant_q8_0(const float *x, size_t n, void *dst);
 
 float f16_to_f32(uint16_t half);
 uint16_t f32_to_f16(float value); /* round to nearest even; overflow gives infinity */

@@ -2,21 +2,34 @@
 #include "engine/cpu/plain.h"
 
 #include <stdlib.h>
+#include <string.h>
 
-/* Element `index` of an array of KV type. */
-static double kv_get(enum kv_type type, const void *base, size_t index)
+/* Row t of one head's keys or values in a page, as floats [HD]. */
+static void kv_get(const struct backend_shape *sh, const void *head, int t, float *x)
 {
-    if (type == KV_F16)
-        return (double)f16_to_f32(((const uint16_t *)base)[index]);
-    return (double)((const float *)base)[index];
+    const uint8_t *row = (const uint8_t *)head + (size_t)t * store_kv_row_bytes(sh);
+    block_dequant(store_kv_format(sh), row, x, (size_t)sh->head_dim);
 }
 
-static void kv_put(enum kv_type type, void *base, size_t index, double value)
+/* Where keys and values are rounded to their type. */
+static void kv_put(const struct backend_shape *sh, const float *x, void *head, int t)
 {
-    if (type == KV_F16)
-        ((uint16_t *)base)[index] = f32_to_f16((float)value);
-    else
-        ((float *)base)[index] = (float)value;
+    const size_t hd = (size_t)sh->head_dim;
+    uint8_t *row = (uint8_t *)head + (size_t)t * store_kv_row_bytes(sh);
+    switch (sh->kv_type) {
+    case KV_F32:
+        memcpy(row, x, hd * sizeof *x);
+        break;
+    case KV_F16:
+        for (size_t c = 0; c < hd; c++) {
+            const uint16_t half = f32_to_f16(x[c]);
+            memcpy(row + c * sizeof half, &half, sizeof half);
+        }
+        break;
+    case KV_Q8_0:
+        block_quant_q8_0(x, hd, row);
+        break;
+    }
 }
 
 /* Step 4: NeoX pairing inside the first n_rot channels, in place. */
@@ -31,14 +44,16 @@ static void rotate(double *x, const struct backend_shape *sh, int pos)
     }
 }
 
-/* Steps 3 and 4 for one head of HD values: x -> y. */
-static void norm_and_rotate(const struct backend_shape *sh, const float *x, const float *norm, int pos, double *y)
+/* Steps 3 and 4 for one head of HD values: x -> y, which may be x. `room` is scratch [HD]. */
+static void norm_and_rotate(const struct backend_shape *sh, const float *x, const float *norm, int pos, double *room, float *y)
 {
     const size_t hd = (size_t)sh->head_dim;
     for (size_t i = 0; i < hd; i++)
-        y[i] = (double)x[i];
-    plain_rms_norm(y, norm, hd, (double)sh->norm_eps, y);
-    rotate(y, sh, pos);
+        room[i] = (double)x[i];
+    plain_rms_norm(room, norm, hd, (double)sh->norm_eps, room);
+    rotate(room, sh, pos);
+    for (size_t i = 0; i < hd; i++)
+        y[i] = (float)room[i];
 }
 
 static bool check_layer(struct plain *p, int layer)
@@ -69,8 +84,9 @@ void plain_attn_store(struct backend *b, int layer, struct buffer *q, struct buf
         !plain_fits(p, "attn_store: q_norm", q_norm, sh->head_dim, 1, 1) || !plain_fits(p, "attn_store: k_norm", k_norm, sh->head_dim, 1, 1))
         return;
     float *qn = plain_vector(p, q_norm), *kn = plain_vector(p, k_norm);
-    double *y = plain_alloc(p, hd, sizeof *y);
-    if (!qn || !kn || !y)
+    double *room = plain_alloc(p, hd, sizeof *room);
+    float *key = plain_alloc(p, hd, sizeof *key);
+    if (!qn || !kn || !room || !key)
         goto out;
     for (int i = 0; i < s->n_spans; i++) {
         const struct span *span = &s->spans[i];
@@ -78,52 +94,73 @@ void plain_attn_store(struct backend *b, int layer, struct buffer *q, struct buf
             const size_t row = (size_t)(span->row + t);
             const int pos = span->pos + t;
             const int32_t page = span->pages[pos / GRID];
-            const size_t at = (size_t)(pos % GRID) * hd;
             for (size_t h = 0; h < nh; h++) {
                 float *x = q->data + (row * nh + h) * q_head;
-                norm_and_rotate(sh, x, qn, pos, y);
-                for (size_t c = 0; c < hd; c++)
-                    x[c] = (float)y[c];
+                norm_and_rotate(sh, x, qn, pos, room, x);
             }
             for (size_t h = 0; h < nkv; h++) {
-                void *k_page = store_k(s, page, layer, (int)h), *v_page = store_v(s, page, layer, (int)h);
-                norm_and_rotate(sh, k->data + (row * nkv + h) * hd, kn, pos, y);
-                for (size_t c = 0; c < hd; c++) {
-                    kv_put(sh->kv_type, k_page, at + c, y[c]);
-                    kv_put(sh->kv_type, v_page, at + c, (double)v->data[(row * nkv + h) * hd + c]);
-                }
+                norm_and_rotate(sh, k->data + (row * nkv + h) * hd, kn, pos, room, key);
+                kv_put(sh, key, store_k(s, page, layer, (int)h), pos % GRID);
+                kv_put(sh, v->data + (row * nkv + h) * hd, store_v(s, page, layer, (int)h), pos % GRID);
             }
         }
     }
 out:
     free(qn);
     free(kn);
-    free(y);
+    free(room);
+    free(key);
 }
 
-/* Steps 6 and 7 for one query head at position pos: out [HD]. score is scratch [pos + 1]. */
-static void mix_head(const struct store *s, int layer, const struct span *span, int pos, const float *q, int kv_head, double *score, float *out)
+/* Scratch of one query head. */
+struct mix {
+    double *score; /* [pos + 1] */
+    double *sum;   /* [HD] */
+    float *row;    /* [HD], a key or value as it was stored */
+};
+
+static bool mix_open(struct plain *p, struct mix *m, int n_tokens)
+{
+    const size_t hd = (size_t)p->base.shape.head_dim;
+    m->score = plain_alloc(p, (size_t)n_tokens, sizeof *m->score);
+    m->sum = plain_alloc(p, hd, sizeof *m->sum);
+    m->row = plain_alloc(p, hd, sizeof *m->row);
+    return m->score && m->sum && m->row;
+}
+
+static void mix_close(struct mix *m)
+{
+    free(m->score);
+    free(m->sum);
+    free(m->row);
+}
+
+/* Steps 6 and 7 for one query head at position pos: out [HD]. */
+static void mix_head(const struct store *s, int layer, const struct span *span, int pos, const float *q, int kv_head, const struct mix *m, float *out)
 {
     const struct backend_shape *sh = s->shape;
     const size_t hd = (size_t)sh->head_dim;
-    double largest = -INFINITY, sum = 0;
+    double largest = -INFINITY, total = 0;
     for (int t = 0; t <= pos; t++) {
-        const void *k = store_k(s, span->pages[t / GRID], layer, kv_head);
         double dot = 0;
+        kv_get(sh, store_k(s, span->pages[t / GRID], layer, kv_head), t % GRID, m->row);
         for (size_t c = 0; c < hd; c++)
-            dot += (double)q[c] * kv_get(sh->kv_type, k, (size_t)(t % GRID) * hd + c);
-        score[t] = dot * (double)sh->attn_scale;
-        largest = fmax(largest, score[t]);
+            dot += (double)q[c] * (double)m->row[c];
+        m->score[t] = dot * (double)sh->attn_scale;
+        largest = fmax(largest, m->score[t]);
     }
     for (int t = 0; t <= pos; t++) {
-        score[t] = exp(score[t] - largest);
-        sum += score[t];
+        m->score[t] = exp(m->score[t] - largest);
+        total += m->score[t];
+    }
+    memset(m->sum, 0, hd * sizeof *m->sum);
+    for (int t = 0; t <= pos; t++) {
+        kv_get(sh, store_v(s, span->pages[t / GRID], layer, kv_head), t % GRID, m->row);
+        for (size_t c = 0; c < hd; c++)
+            m->sum[c] += m->score[t] * (double)m->row[c];
     }
     for (size_t c = 0; c < hd; c++) {
-        double mixed = 0;
-        for (int t = 0; t <= pos; t++)
-            mixed += score[t] * kv_get(sh->kv_type, store_v(s, span->pages[t / GRID], layer, kv_head), (size_t)(t % GRID) * hd + c);
-        mixed /= sum;
+        double mixed = m->sum[c] / total;
         if (sh->attn_gated)
             mixed *= plain_sigmoid((double)q[hd + c]);
         out[c] = (float)mixed;
@@ -142,14 +179,15 @@ void plain_attn_mix(struct backend *b, int layer, struct buffer *q, struct buffe
         return;
     for (int i = 0; i < s->n_spans; i++) {
         const struct span *span = &s->spans[i];
-        double *score = plain_alloc(p, (size_t)(span->pos + span->n), sizeof *score);
-        if (!score)
-            return;
-        for (int t = 0; t < span->n; t++)
+        struct mix m;
+        const bool ready = mix_open(p, &m, span->pos + span->n);
+        for (int t = 0; ready && t < span->n; t++)
             for (int h = 0; h < sh->n_heads; h++) {
                 const size_t head = (size_t)(span->row + t) * nh + (size_t)h;
-                mix_head(s, layer, span, span->pos + t, q->data + head * query_stride(sh), h / share, score, out->data + head * hd);
+                mix_head(s, layer, span, span->pos + t, q->data + head * query_stride(sh), h / share, &m, out->data + head * hd);
             }
-        free(score);
+        mix_close(&m);
+        if (!ready)
+            return;
     }
 }

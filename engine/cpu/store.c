@@ -58,15 +58,21 @@ static struct layer_layout layer_layout(const struct store *s)
     return at;
 }
 
-static size_t kv_element_bytes(const struct store *s)
+enum block_type store_kv_format(const struct backend_shape *shape)
 {
-    return s->shape->kv_type == KV_F16 ? 2 : 4;
+    static const enum block_type formats[] = {[KV_F32] = BLOCK_F32, [KV_F16] = BLOCK_F16, [KV_Q8_0] = BLOCK_Q8_0};
+    return formats[shape->kv_type];
+}
+
+size_t store_kv_row_bytes(const struct backend_shape *shape)
+{
+    return block_bytes(store_kv_format(shape), (size_t)shape->head_dim);
 }
 
 /* Bytes of one head's keys (or values) in a page. */
 static size_t kv_head_bytes(const struct store *s)
 {
-    return GRID * (size_t)s->shape->head_dim * kv_element_bytes(s);
+    return GRID * store_kv_row_bytes(s->shape);
 }
 
 /* ---- opening ---- */
@@ -93,8 +99,10 @@ static int check_shape(const struct backend_shape *sh, struct error *err)
         if (sh->n_heads % sh->n_kv_heads || sh->n_rot % 2)
             return error_set(err, "backend shape: n_heads must be a multiple of n_kv_heads (%d, %d) and n_rot even (%d)", sh->n_heads, sh->n_kv_heads,
                              sh->n_rot);
-        if (sh->kv_type != KV_F32 && sh->kv_type != KV_F16)
+        if (sh->kv_type != KV_F32 && sh->kv_type != KV_F16 && sh->kv_type != KV_Q8_0)
             return error_set(err, "backend shape: unknown kv_type %d", (int)sh->kv_type);
+        if (sh->kv_type == KV_Q8_0 && sh->head_dim % block_info(BLOCK_Q8_0)->values)
+            return error_set(err, "kv-type q8_0 needs heads of a multiple of 32 channels, and this model's have %d: use kv-type f16", sh->head_dim);
     }
     if (sh->n_delta_layers > 0) {
         if (check_dimension("delta_k_heads", sh->delta_k_heads, 1, 1024, err) || check_dimension("delta_v_heads", sh->delta_v_heads, 1, 1024, err) ||
@@ -286,7 +294,7 @@ struct delta_state store_delta(const struct store *s, int32_t state, int layer)
     return (struct delta_state){.m = base + at.m, .k = base + at.k, .u = base + at.u, .g = base + at.g, .conv = base + at.conv};
 }
 
-/* A page is [layer][K, V][kv head][GRID][HD]. */
+/* A page is [layer][K, V][kv head][GRID rows]. */
 static void *kv_head(const struct store *s, int32_t page, int layer, int which, int head)
 {
     size_t index = ((size_t)layer * 2 + (size_t)which) * (size_t)s->shape->n_kv_heads + (size_t)head;

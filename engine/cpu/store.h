@@ -80,8 +80,12 @@ void store_fail(struct store *s, const char *format, ...) __attribute__((format(
 
 struct delta_state store_delta(const struct store *s, int32_t state, int layer);
 
-/* Element (token 0, channel 0) of one KV head in a page: rows of HD elements of the shape's KV type, GRID tokens one after the other. */
-void *store_k(const struct store *s, int32_t page, int layer, int kv_head); /* [GRID][HD] */
-void *store_v(const struct store *s, int32_t page, int layer, int kv_head); /* [GRID][HD] */
+/* The block format of keys and values, and the bytes of one token's key or value of one KV head. */
+enum block_type store_kv_format(const struct backend_shape *shape);
+size_t store_kv_row_bytes(const struct backend_shape *shape);
+
+/* The keys or values of one KV head in a page: GRID rows of store_kv_row_bytes, one after the other. */
+void *store_k(const struct store *s, int32_t page, int layer, int kv_head);
+void *store_v(const struct store *s, int32_t page, int layer, int kv_head);
 
 #endif

@@ -149,9 +149,19 @@ static inline void ref_norm_rope(const struct backend_shape *sh, const struct fi
     }
 }
 
-static inline double ref_as_kv(enum kv_type type, double x)
+/* Keys or values x [n], n a multiple of HD, rounded to how they are kept, in place. Q8_0: section 3 of spec/gguf.md. */
+static inline void ref_as_kv(enum kv_type type, double *x, int n)
 {
-    return type == KV_F16 ? (double)f16_to_f32(f32_to_f16((float)x)) : x;
+    for (int i = 0; i < n && type == KV_F16; i++)
+        x[i] = (double)f16_to_f32(f32_to_f16((float)x[i]));
+    for (int b = 0; b < n && type == KV_Q8_0; b += 32) {
+        float most = 0;
+        for (int i = b; i < b + 32; i++)
+            most = fmaxf(most, fabsf((float)x[i]));
+        const float d = f16_to_f32(f32_to_f16(most / 127));
+        for (int i = b; i < b + 32; i++)
+            x[i] = (double)d * (double)nearbyintf((float)x[i] / d);
+    }
 }
 
 /* Section 6 steps 3 to 7 over a whole sequence: q_out as attn_store leaves q, out [T][NH*HD]. */
@@ -159,7 +169,9 @@ static inline void ref_attention(const struct fixture_model *m, const float *q, 
 {
     const struct backend_shape *sh = &m->shape;
     const int hd = sh->head_dim, nh = sh->n_heads, nkv = sh->n_kv_heads, stride = sh->attn_gated ? 2 * hd : hd;
-    double *keys = ref_doubles((size_t)n * (size_t)(nkv * hd)), *p = ref_doubles((size_t)n);
+    double *keys = ref_doubles((size_t)n * (size_t)(nkv * hd)), *values = ref_doubles((size_t)n * (size_t)(nkv * hd)), *p = ref_doubles((size_t)n);
+    for (int i = 0; i < n * nkv * hd; i++)
+        values[i] = (double)v[i];
     for (int t = 0; t < n; t++) {
         for (int h = 0; h < nkv; h++)
             ref_norm_rope(sh, &m->m[FM_K_NORM], k + (t * nkv + h) * hd, t, keys + (t * nkv + h) * hd);
@@ -171,6 +183,8 @@ static inline void ref_attention(const struct fixture_model *m, const float *q, 
             ref_norm_rope(sh, &m->m[FM_Q_NORM], x, t, y);
         }
     }
+    ref_as_kv(sh->kv_type, keys, n * nkv * hd);
+    ref_as_kv(sh->kv_type, values, n * nkv * hd);
     for (int t = 0; t < n; t++)
         for (int h = 0; h < nh; h++) {
             const double *query = q_out + (size_t)(t * nh + h) * (size_t)stride;
@@ -179,18 +193,19 @@ static inline void ref_attention(const struct fixture_model *m, const float *q, 
             for (int s = 0; s <= t; s++) {
                 double score = 0;
                 for (int i = 0; i < hd; i++)
-                    score += query[i] * ref_as_kv(sh->kv_type, keys[(s * nkv + kv) * hd + i]);
+                    score += query[i] * keys[(s * nkv + kv) * hd + i];
                 p[s] = exp(score * (double)sh->attn_scale); /* scores are small here: no maximum needed */
                 total += p[s];
             }
             for (int i = 0; i < hd; i++) {
                 double sum = 0;
                 for (int s = 0; s <= t; s++)
-                    sum += p[s] / total * ref_as_kv(sh->kv_type, (double)v[(s * nkv + kv) * hd + i]);
+                    sum += p[s] / total * values[(s * nkv + kv) * hd + i];
                 out[(size_t)(t * nh + h) * (size_t)hd + (size_t)i] = sum * (sh->attn_gated ? ref_sigmoid(query[hd + i]) : 1);
             }
         }
     free(keys);
+    free(values);
     free(p);
 }
 

@@ -247,27 +247,55 @@ static void attention_survives_scores_far_beyond_the_range_of_exp(void **state)
     fixture_model_free(&model);
 }
 
-static void f16_keys_take_half_the_memory_and_stay_close(void **state)
+/* Attention over rounded keys and values is the specification's formula on the rounded numbers, at every usual head size. */
+static void attention_over_every_kv_type_is_the_formula_on_rounded_numbers(void **state)
 {
     (void)state;
+    static const enum kv_type types[] = {KV_F32, KV_F16, KV_Q8_0};
+    static const int head_dims[] = {32, 64, 128, 256};
+    for (size_t k = 0; k < 3; k++)
+        for (size_t d = 0; d < 4; d++) {
+            struct backend_shape shape = fixture_shape_small();
+            struct fixture_rng rng = {40 + d};
+            shape.kv_type = types[k];
+            shape.head_dim = head_dims[d];
+            shape.attn_scale = (float)(1.0 / sqrt((double)shape.head_dim));
+            struct fixture_model model = fixture_model_new(&rng, &shape, BLOCK_F32, false);
+            check_op(&model, FO_ATTN, 50 + d, 2, (const int[]){90, 7}, STATEFUL);
+            fixture_model_free(&model);
+        }
+}
+
+/* A number's rounding error is half a unit of 2^-11 of itself (f16), or half a step of 1/127 of the largest of its 32 (q8_0): 1/508 of it on average. */
+static void narrow_keys_take_less_memory_and_stay_close(void **state)
+{
+    (void)state;
+    static const struct {
+        enum kv_type type;
+        size_t of_f32[2]; /* memory: so many of so many */
+        double tolerance;
+    } cases[] = {{KV_F16, {1, 2}, 5e-3}, {KV_Q8_0, {17, 64}, 2e-2}};
     struct backend_shape shape = fixture_shape_small();
     struct fixture_rng rng = {13};
     struct fixture_model model = fixture_model_new(&rng, &shape, BLOCK_F32, false);
     struct fixture_data data = fixture_data_new(&rng, &shape, FO_ATTN, 1, (const int[]){70});
     struct fixture_run full = fixture_run_open(backend_open_plain, &model, &data);
-    model.shape.kv_type = KV_F16;
-    struct fixture_run half = fixture_run_open(backend_open_plain, &model, &data);
-    assert_int_equal(full.b->ops->page_bytes(full.b), 2 * half.b->ops->page_bytes(half.b));
-    fixture_feed(&full, 0, 70, 70);
-    fixture_feed(&half, 0, 70, 70);
     double *want = ref_doubles(70 * data.op.out[1]);
+    fixture_feed(&full, 0, 70, 70);
     for (size_t i = 0; i < 70 * data.op.out[1]; i++)
         want[i] = (double)full.out[0][1][i];
-    fixture_assert_near("f16 KV", half.out[0][1], want, 70, data.op.out[1], 5e-3);
-    assert_memory_not_equal(half.out[0][1], full.out[0][1], 70 * data.op.out[1] * sizeof(float));
+    for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
+        model.shape.kv_type = cases[k].type;
+        struct fixture_run narrow = fixture_run_open(backend_open_plain, &model, &data);
+        const size_t bytes = full.b->ops->page_bytes(full.b);
+        assert_int_equal(narrow.b->ops->page_bytes(narrow.b), bytes / cases[k].of_f32[1] * cases[k].of_f32[0]);
+        fixture_feed(&narrow, 0, 70, 70);
+        fixture_assert_near("narrow KV", narrow.out[0][1], want, 70, data.op.out[1], cases[k].tolerance);
+        assert_memory_not_equal(narrow.out[0][1], full.out[0][1], 70 * data.op.out[1] * sizeof(float));
+        fixture_run_close(&narrow);
+    }
     free(want);
     fixture_run_close(&full);
-    fixture_run_close(&half);
     fixture_data_free(&data);
     fixture_model_free(&model);
 }
@@ -344,11 +372,14 @@ static void cutting_a_sequence_anywhere_changes_no_bit(void **state)
 {
     (void)state;
     const int n_tokens[] = {150, 97, 64};
-    struct backend_shape shapes[] = {fixture_shape_small(), fixture_shape_wide()};
-    for (size_t i = 0; i < 2; i++) {
+    struct backend_shape shapes[] = {fixture_shape_small(), fixture_shape_wide(), fixture_shape_small()};
+    shapes[2].kv_type = KV_Q8_0; /* f32 and f16 are the other two's */
+    for (size_t i = 0; i < 3; i++) {
         struct fixture_rng rng = {16 + i};
-        struct fixture_model model = fixture_model_new(&rng, &shapes[i], i ? BLOCK_Q4_K : BLOCK_Q8_0, i == 0);
+        struct fixture_model model = fixture_model_new(&rng, &shapes[i], i == 1 ? BLOCK_Q4_K : BLOCK_Q8_0, i != 1);
         for (int kind = 0; kind < FO_COUNT; kind++) {
+            if (i == 2 && kind != FO_ATTN)
+                continue;
             struct fixture_data data = fixture_data_new(&rng, &shapes[i], (enum fixture_op_kind)kind, 3, n_tokens);
             struct fixture_run whole = fixture_run_open(backend_open_plain, &model, &data);
             for (int q = 0; q < 3; q++)
@@ -509,8 +540,8 @@ static void a_reset_slot_forgets_the_sequence_before(void **state)
 static void pages_copied_or_saved_and_loaded_hold_the_same_keys(void **state)
 {
     (void)state;
-    const enum kv_type types[] = {KV_F32, KV_F16};
-    for (int i = 0; i < 2; i++) {
+    const enum kv_type types[] = {KV_F32, KV_F16, KV_Q8_0};
+    for (int i = 0; i < 3; i++) {
         struct backend_shape shape = fixture_shape_small();
         struct fixture_rng rng = {22};
         struct error err = {0};
@@ -677,7 +708,8 @@ int main(void)
         cmocka_unit_test(delta_conv_survives_extreme_gates_and_an_empty_head),
         cmocka_unit_test(rope_turns_pairs_half_the_rotated_width_apart_and_leaves_the_rest),
         cmocka_unit_test(attention_survives_scores_far_beyond_the_range_of_exp),
-        cmocka_unit_test(f16_keys_take_half_the_memory_and_stay_close),
+        cmocka_unit_test(attention_over_every_kv_type_is_the_formula_on_rounded_numbers),
+        cmocka_unit_test(narrow_keys_take_less_memory_and_stay_close),
         cmocka_unit_test(a_tie_between_experts_goes_to_the_lower_index),
         cmocka_unit_test(chosen_may_be_left_out_and_rows_of_the_head_may_be_picked),
         cmocka_unit_test(cutting_a_sequence_anywhere_changes_no_bit),

@@ -148,6 +148,85 @@ static void types_are_known_known_by_name_or_unknown(void **state)
     assert_int_equal(block_bytes(BLOCK_Q8_0, 0), 0);
 }
 
+static float q8_0_scale(const uint8_t *block)
+{
+    uint16_t half;
+    memcpy(&half, block, sizeof half);
+    return f16_to_f32(half);
+}
+
+static void q8_0_keeps_every_value_to_half_a_step_of_a_scale_that_fits_the_largest(void **state)
+{
+    (void)state;
+    uint64_t random = 1;
+    for (int round = 0; round < 2000; round++) {
+        float x[64], back[64], magnitude = ldexpf(1, round % 28 - 6);
+        uint8_t block[2 * 34], again[2 * 34];
+        for (int i = 0; i < 64; i++) {
+            random = random * 6364136223846793005U + 1442695040888963407U;
+            x[i] = magnitude * ((float)(random >> 40) / 8388608.0F - 1);
+        }
+        block_quant_q8_0(x, 64, block);
+        block_dequant(BLOCK_Q8_0, block, back, 64);
+        for (int b = 0; b < 2; b++) {
+            const float d = q8_0_scale(block + 34 * b);
+            float most = 0;
+            int most_q = 0;
+            for (int i = 32 * b; i < 32 * b + 32; i++) {
+                const int q = (int8_t)block[34 * b + 2 + i % 32];
+                most = fmaxf(most, fabsf(x[i]));
+                most_q = abs(q) > most_q ? abs(q) : most_q;
+                assert_true(back[i] == d * (float)q);
+                assert_true(fabs((double)back[i] - (double)x[i]) <= 0.5001 * (double)d);
+            }
+            assert_true(d == f16_to_f32(f32_to_f16(most / 127)));
+            assert_int_equal(most_q, 127);
+        }
+        block_quant_q8_0(back, 64, again); /* what was rounded once stays as it is */
+        assert_memory_equal(block, again, sizeof block);
+    }
+}
+
+static void q8_0_rounds_ties_to_even_and_survives_tiny_huge_and_broken_values(void **state)
+{
+    (void)state;
+    float x[32] = {0}, back[32];
+    uint8_t memory[35], *block = memory + 1; /* at an odd address */
+    x[0] = -63.5F;                           /* d = 0.5 */
+    x[1] = 0.25F;
+    x[2] = 0.75F;
+    x[3] = -1.25F;
+    x[4] = 63.3F;
+    block_quant_q8_0(x, 32, block);
+    static const int8_t wanted[5] = {-127, 0, 2, -2, 127};
+    assert_true(q8_0_scale(block) == 0.5F);
+    assert_memory_equal(block + 2, wanted, sizeof wanted);
+
+    memset(x, 0, sizeof x);
+    block_quant_q8_0(x, 32, block);
+    for (int i = 0; i < 34; i++)
+        assert_int_equal(block[i], 0);
+    x[3] = -1e-30F; /* d rounds to zero */
+    x[4] = 1e-31F;
+    block_quant_q8_0(x, 32, block);
+    for (int i = 0; i < 34; i++)
+        assert_int_equal(block[i], 0);
+    x[5] = 127 * 0x1.7p-24F; /* d rounds to the smallest f16, and the number is cut */
+    block_quant_q8_0(x, 32, block);
+    assert_true(q8_0_scale(block) == 0x1p-24F && (int8_t)block[2 + 5] == 127);
+
+    const float broken[] = {NAN, INFINITY, -INFINITY, 3e38F};
+    for (int k = 0; k < 4; k++) {
+        memset(x, 0, sizeof x);
+        x[0] = 1;
+        x[31] = broken[k];
+        block_quant_q8_0(x, 32, block);
+        block_dequant(BLOCK_Q8_0, block, back, 32);
+        for (int i = 0; i < 32; i++)
+            assert_true(isnan(back[i]));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -156,6 +235,8 @@ int main(void)
         cmocka_unit_test(mxfp4_scales_reach_subnormals_and_infinity),
         cmocka_unit_test(every_half_survives_the_way_to_f32_and_back),
         cmocka_unit_test(halves_round_to_nearest_and_ties_to_even),
+        cmocka_unit_test(q8_0_keeps_every_value_to_half_a_step_of_a_scale_that_fits_the_largest),
+        cmocka_unit_test(q8_0_rounds_ties_to_even_and_survives_tiny_huge_and_broken_values),
         cmocka_unit_test(types_are_known_known_by_name_or_unknown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -295,6 +295,64 @@ static void pages_and_slots_have_room_for_every_layer_without_overlap(void **sta
     assert_int_equal(store_page_bytes(&f->s), 3 * 2 * 2 * GRID * 8 * 2);
 }
 
+/* Rows of blocks: every row of every head has its own bytes, whatever the type, and they fill the page. */
+static void pages_of_every_kv_type_are_filled_by_their_rows_and_q8_0_takes_about_half_of_f16(void **state)
+{
+    (void)state;
+    static const enum kv_type types[] = {KV_F32, KV_F16, KV_Q8_0};
+    static const int head_dims[] = {32, 64, 96, 128, 256};
+    for (size_t d = 0; d < sizeof head_dims / sizeof head_dims[0]; d++) {
+        size_t page_bytes[3];
+        for (size_t k = 0; k < 3; k++) {
+            struct backend_shape shape = shape_of_two_layers();
+            struct error err = {0};
+            struct store s;
+            shape.head_dim = head_dims[d];
+            shape.kv_type = types[k];
+            assert_int_equal(store_open(&s, &shape, &err), 0);
+            assert_int_equal(store_pages_reserve(&s, 1, &err), 0);
+            const size_t row = store_kv_row_bytes(&shape), bytes = page_bytes[k] = store_page_bytes(&s);
+            uint8_t *taken = calloc(bytes, 1);
+            assert_non_null(taken);
+            for (int layer = 0; layer < 3; layer++)
+                for (int head = 0; head < 2; head++)
+                    for (int v = 0; v < 2; v++) {
+                        const uint8_t *rows = v ? store_v(&s, 0, layer, head) : store_k(&s, 0, layer, head);
+                        const size_t from = (size_t)(rows - s.pages[0]);
+                        assert_int_equal((uintptr_t)rows % 64, 0);
+                        assert_true(from + GRID * row <= bytes);
+                        for (size_t i = 0; i < GRID * row; i++)
+                            assert_int_equal(taken[from + i]++, 0);
+                    }
+            for (size_t i = 0; i < bytes; i++)
+                assert_int_equal(taken[i], 1);
+            free(taken);
+            store_close(&s);
+        }
+        assert_int_equal(page_bytes[0], 2 * page_bytes[1]);
+        assert_int_equal(page_bytes[2] * 32, page_bytes[1] * 17); /* 34 bytes for 32 numbers instead of 64 */
+    }
+}
+
+static void heads_that_are_no_whole_blocks_are_refused_for_q8_0_by_the_settings_name(void **state)
+{
+    (void)state;
+    for (int dim = 1; dim <= 130; dim++) {
+        struct backend_shape shape = shape_of_two_layers();
+        struct error err = {0};
+        struct store s;
+        shape.head_dim = dim;
+        shape.n_rot = 0;
+        shape.kv_type = KV_Q8_0;
+        const int rc = store_open(&s, &shape, &err);
+        assert_int_equal(rc, dim % 32 == 0 ? 0 : -1);
+        if (rc == 0)
+            store_close(&s);
+        else if (!strstr(err.text, "kv-type q8_0") || !strstr(err.text, "use kv-type f16"))
+            fail_msg("what to change is not said: %s", err.text);
+    }
+}
+
 static void a_reset_clears_the_matrix_of_every_layer_and_of_no_other_slot(void **state)
 {
     struct fixture *f = *state;
@@ -513,6 +571,8 @@ int main(void)
         WITH_STORE(reserving_more_moves_nothing),
         WITH_STORE(a_reservation_that_fails_changes_nothing),
         WITH_STORE(pages_and_slots_have_room_for_every_layer_without_overlap),
+        cmocka_unit_test(pages_of_every_kv_type_are_filled_by_their_rows_and_q8_0_takes_about_half_of_f16),
+        cmocka_unit_test(heads_that_are_no_whole_blocks_are_refused_for_q8_0_by_the_settings_name),
         WITH_STORE(a_reset_clears_the_matrix_of_every_layer_and_of_no_other_slot),
         WITH_STORE(copies_outside_what_is_reserved_fail_and_change_nothing),
         WITH_STORE(a_packed_state_has_the_documented_layout_and_comes_back_whole),
