@@ -37,6 +37,13 @@ INLINE __m128i load_128(const void *p)
     return _mm_loadu_si128((const __m128i *)p);
 }
 
+/* Keeps additions in the order they are written: compilers otherwise rearrange them into trees that need more registers than there are. */
+INLINE __m256i keep(__m256i v)
+{
+    __asm__("" : "+x"(v));
+    return v;
+}
+
 /* ---- activations ---- */
 
 INLINE __m256i magnitude(__m256 x)
@@ -168,12 +175,12 @@ struct k_head {
     __m256i scale[2], min[2];
 };
 
-INLINE struct k_head load_k_head(const struct tile *t)
+INLINE struct k_head load_k_head(const struct tile *t, size_t offset)
 {
     const __m256i six = _mm256_set1_epi32(0x3f3f3f3f), low = _mm256_set1_epi32(0x0f0f0f0f), high = _mm256_set1_epi32(0x30303030);
     __m256i w[4];
     struct k_head h;
-    load_dwords(t, 0, w);
+    load_dwords(t, offset, w);
     h.d = half_of_dwords(w[0]);
     h.dmin = half_of_dwords(_mm256_srli_epi32(w[0], 16));
     h.scale[0] = _mm256_and_si256(w[1], six);
@@ -250,7 +257,7 @@ INLINE void store_outputs(const struct matmul_job *job, int64_t o, int r, __m256
 
 static void pack_k_head(struct panel *p, const struct tile *t)
 {
-    struct k_head h = load_k_head(t);
+    struct k_head h = load_k_head(t, 0);
     p->d[0] = h.d;
     p->dmin = h.dmin;
     for (int j = 0; j < 8; j++)
@@ -359,12 +366,14 @@ INLINE void multiply_256(int R, int G, int F, const struct panel *p, const struc
         __m256i s[4];
         for (int r = 0; r < R; r++)
             s[r] = _mm256_setzero_si256();
-        for (int k = k0; k < k0 + F; k++) {
-            for (int r = 0; r < R; r++)
-                s[r] = _mm256_add_epi16(s[r], _mm256_maddubs_epi16(p->q[k], _mm256_set1_epi32((int)load_u32(x[r]->q + 4 * k))));
+        for (int i = 0; i < F; i++) {
+            for (int r = 0; r < R; r++) {
+                __m256i v = _mm256_set1_epi32((int)load_u32(x[r]->q + 4 * (k0 + i)));
+                s[r] = keep(_mm256_add_epi16(s[r], _mm256_maddubs_epi16(p->q[k0 + i], v)));
+            }
         }
         for (int r = 0; r < R; r++)
-            isum[r] = _mm256_add_epi32(isum[r], _mm256_madd_epi16(s[r], p->scale[4 * k0 / G]));
+            isum[r] = keep(_mm256_add_epi32(isum[r], _mm256_madd_epi16(s[r], p->scale[4 * k0 / G])));
     }
     for (int r = 0; r < R; r++) {
         __m256 y = add_isum(_mm256_load_ps(acc + r * T), x[r]->d, p->d[0], isum[r]);
@@ -382,14 +391,15 @@ INLINE void multiply_32(int R, bool four, int n_blocks, int64_t b0, const struct
         __m256i s[4];
         for (int r = 0; r < R; r++)
             s[r] = _mm256_setzero_si256();
-        for (int k = 8 * b; k < 8 * b + 8; k++) {
+        for (int i = 0; i < 8; i++) {
+            int k = 8 * b + i;
             __m256i w = p->q[k], size = _mm256_abs_epi8(w);
             for (int r = 0; r < R; r++) {
                 __m256i v = _mm256_set1_epi32((int)load_u32(x[r].q + 32 * b0 + 4 * k));
                 if (four) /* eight pairs of 15 * 127 fit 16 bits */
-                    s[r] = _mm256_add_epi16(s[r], _mm256_maddubs_epi16(w, v));
+                    s[r] = keep(_mm256_add_epi16(s[r], _mm256_maddubs_epi16(w, v)));
                 else /* one pair of 128 * 127 does; the sign goes to the activation */
-                    s[r] = _mm256_add_epi32(s[r], _mm256_madd_epi16(_mm256_maddubs_epi16(size, _mm256_sign_epi8(v, w)), ones));
+                    s[r] = keep(_mm256_add_epi32(s[r], _mm256_madd_epi16(_mm256_maddubs_epi16(size, _mm256_sign_epi8(v, w)), ones)));
             }
         }
         for (int r = 0; r < R; r++) {
@@ -520,16 +530,17 @@ INLINE void few_k(int R, bool five, const struct matmul_job *job, int64_t o, int
     struct tile t;
     aim(&t, job, o, 0);
     for (int64_t b = 0; b < job->n_in / 256; b++) {
+        const size_t at = (size_t)b * bytes;
         const struct act_256 *act[FEW];
         __m256i sums[FEW][T];
         for (int r = 0; r < R; r++)
             act[r] = (const struct act_256 *)job->x[r0 + r] + b;
-        struct k_head h = load_k_head(&t);
+        struct k_head h = load_k_head(&t, at);
         _Alignas(32) uint8_t scale[2][T][4];
         _mm256_store_si256((__m256i *)(void *)scale[0], h.scale[0]);
         _mm256_store_si256((__m256i *)(void *)scale[1], h.scale[1]);
         for (int i = 0; i < T; i++) {
-            const uint8_t *block = t.row[i], *q = block + bytes - 128;
+            const uint8_t *block = t.row[i] + at, *q = block + bytes - 128;
             prefetch(block + ahead, bytes);
             for (int r = 0; r < R; r++)
                 sums[r][i] = _mm256_setzero_si256();
@@ -545,7 +556,6 @@ INLINE void few_k(int R, bool five, const struct matmul_job *job, int64_t o, int
                 for (int r = 0; r < R; r++)
                     sums[r][i] = dot_32(dot_32(sums[r][i], u0, act[r]->q + 64 * g, s0), u1, act[r]->q + 64 * g + 32, s1);
             }
-            t.row[i] += bytes;
         }
         const __m256i pair[4] = {widen_bytes(h.min[0], 0), widen_bytes(h.min[0], 1), widen_bytes(h.min[1], 0), widen_bytes(h.min[1], 1)};
         for (int r = 0; r < R; r++) {
@@ -570,13 +580,14 @@ INLINE void few_q6_k(int R, const struct matmul_job *job, int64_t o, int r0)
     struct tile t;
     aim(&t, job, o, 0);
     for (int64_t b = 0; b < job->n_in / 256; b++) {
+        const size_t at = (size_t)b * bytes;
         const struct act_256 *act[FEW];
         __m256i sums[FEW][T];
         for (int r = 0; r < R; r++)
             act[r] = (const struct act_256 *)job->x[r0 + r] + b;
-        __m256 d = load_halves(&t, 208);
+        __m256 d = load_halves(&t, at + 208);
         for (int i = 0; i < T; i++) {
-            const uint8_t *block = t.row[i];
+            const uint8_t *block = t.row[i] + at;
             prefetch(block + ahead, bytes);
             __m256i scale = _mm256_cvtepi8_epi16(load_128(block + 192));
             for (int r = 0; r < R; r++) { /* values are stored + 32 */
@@ -597,7 +608,6 @@ INLINE void few_q6_k(int R, const struct matmul_job *job, int64_t o, int r0)
                         sums[r][i] = dot_32(sums[r][i], u[g], act[r]->q + 128 * half + 32 * g, sg);
                 }
             }
-            t.row[i] += bytes;
         }
         for (int r = 0; r < R; r++)
             y[r] = add_isum(y[r], act[r]->d, d, add_across(sums[r]));
@@ -620,10 +630,11 @@ INLINE void few_32(int R, bool four, const struct matmul_job *job, int64_t o, in
     struct tile t;
     aim(&t, job, o, 0);
     for (int64_t b = 0; b < job->n_in / 32; b++) {
+        const size_t at = (size_t)b * bytes;
         __m256i sums[FEW][T];
-        __m256 d = load_halves(&t, 0);
+        __m256 d = load_halves(&t, at);
         for (int i = 0; i < T; i++) {
-            const uint8_t *block = t.row[i];
+            const uint8_t *block = t.row[i] + at;
             prefetch(block + ahead, bytes);
             __m256i w;
             if (four) {
@@ -636,7 +647,6 @@ INLINE void few_32(int R, bool four, const struct matmul_job *job, int64_t o, in
                 __m256i v = load_256(act[r].q + 32 * b);
                 sums[r][i] = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(v, w)), ones);
             }
-            t.row[i] += bytes;
         }
         for (int r = 0; r < R; r++) {
             __m256i isum = add_across(sums[r]);

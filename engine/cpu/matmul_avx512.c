@@ -16,7 +16,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-enum { T = MATMUL_ROWS, FEW = 3 };
+enum { T = MATMUL_ROWS, FEW = 6 };
 
 /* 16 weight rows at the current block. Rows beyond the matrix repeat the last one; their results are not stored. */
 struct tile {
@@ -137,26 +137,10 @@ INLINE void load_dwords(const struct tile *t, size_t offset, __m512i out[4])
 /* The f16 at `offset` of each row. */
 INLINE __m512 load_halves(const struct tile *t, size_t offset)
 {
-    __m128i lo = _mm_setzero_si128(), hi = lo;
-#define HALF(v, i) v = _mm_insert_epi16(v, load_u16(t->row[i] + offset), (i) % 8)
-    HALF(lo, 0);
-    HALF(lo, 1);
-    HALF(lo, 2);
-    HALF(lo, 3);
-    HALF(lo, 4);
-    HALF(lo, 5);
-    HALF(lo, 6);
-    HALF(lo, 7);
-    HALF(hi, 8);
-    HALF(hi, 9);
-    HALF(hi, 10);
-    HALF(hi, 11);
-    HALF(hi, 12);
-    HALF(hi, 13);
-    HALF(hi, 14);
-    HALF(hi, 15);
-#undef HALF
-    return _mm512_cvtph_ps(_mm256_set_m128i(hi, lo));
+    uint16_t half[T];
+    for (int i = 0; i < T; i++)
+        half[i] = load_u16(t->row[i] + offset);
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)half));
 }
 
 /* The 16-byte head of Q4_K and Q5_K: d, dmin and the six-bit scales and minima, four of them to a dword. */
@@ -165,12 +149,12 @@ struct k_head {
     __m512i scale[2], min[2];
 };
 
-INLINE struct k_head load_k_head(const struct tile *t)
+INLINE struct k_head load_k_head(const struct tile *t, size_t offset)
 {
     const __m512i six = _mm512_set1_epi32(0x3f3f3f3f), low = _mm512_set1_epi32(0x0f0f0f0f), high = _mm512_set1_epi32(0x30303030);
     __m512i w[4];
     struct k_head h;
-    load_dwords(t, 0, w);
+    load_dwords(t, offset, w);
     h.d = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(w[0]));
     h.dmin = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(w[0], 16)));
     h.scale[0] = _mm512_and_si512(w[1], six);
@@ -222,7 +206,7 @@ INLINE __m512 sub_msum(__m512 y, float dx, __m512 dmin, __m512i msum)
 
 static void pack_k_head(struct panel *p, const struct tile *t)
 {
-    struct k_head h = load_k_head(t);
+    struct k_head h = load_k_head(t, 0);
     p->d[0] = h.d;
     p->dmin = h.dmin;
     for (int j = 0; j < 8; j++)
@@ -301,10 +285,12 @@ static void pack_q8_0(struct panel *p, const struct tile *t, int n_blocks)
     for (int b = 0; b < n_blocks; b++) {
         size_t at = (size_t)b * 34;
         p->d[b] = load_halves(t, at);
-        load_dwords(t, at + 2, p->q + 8 * b);
-        load_dwords(t, at + 18, p->q + 8 * b + 4);
-        for (int k = 0; k < 8; k++)
-            p->q[8 * b + k] = _mm512_xor_si512(p->q[8 * b + k], flip);
+        for (int half = 0; half < 2; half++) {
+            __m512i w[4], *out = p->q + 8 * b + 4 * half;
+            load_dwords(t, at + 2 + 16 * (size_t)half, w);
+            for (int k = 0; k < 4; k++)
+                out[k] = _mm512_xor_si512(w[k], flip);
+        }
     }
 }
 
@@ -340,7 +326,8 @@ INLINE void multiply_256(int R, int C, int G, const struct panel *p, const struc
             for (int c = 0; c < C; c++)
                 s[r][c] = _mm512_setzero_si512();
         }
-        for (int k = g * G / 4; k < (g + 1) * G / 4; k++) {
+        for (int i = 0; i < G / 4; i++) {
+            int k = g * (G / 4) + i;
             for (int r = 0; r < R; r++) {
                 __m512i v = _mm512_set1_epi32((int)load_u32(x[r]->q + 4 * k));
                 for (int c = 0; c < C; c++)
@@ -588,6 +575,7 @@ INLINE void few_k(int R, bool five, const struct matmul_job *job, int64_t o, int
     struct tile t;
     aim(&t, job, o, 0);
     for (int64_t b = 0; b < job->n_in / 256; b++) {
+        const size_t at = (size_t)b * bytes;
         const struct act_256 *act[FEW];
         __m512i x[FEW][4], sums[FEW][T];
         for (int r = 0; r < R; r++) {
@@ -598,12 +586,12 @@ INLINE void few_k(int R, bool five, const struct matmul_job *job, int64_t o, int
                 x[r][2 * c + 1] = _mm512_shuffle_i64x2(x0, x1, 0xee);
             }
         }
-        struct k_head h = load_k_head(&t);
+        struct k_head h = load_k_head(&t, at);
         _Alignas(64) uint8_t scale[T * 8]; /* the eight scales of a row side by side; rows in the order unpack leaves them */
         _mm512_store_si512(scale, _mm512_unpacklo_epi32(h.scale[0], h.scale[1]));
         _mm512_store_si512(scale + 64, _mm512_unpackhi_epi32(h.scale[0], h.scale[1]));
         for (int i = 0; i < T; i++) {
-            const uint8_t *block = t.row[i], *q = block + bytes - 128;
+            const uint8_t *block = t.row[i] + at, *q = block + bytes - 128;
             prefetch(block + ahead, bytes);
             __m512i q0 = load_512(q), q1 = load_512(q + 64);
             __m512i u[4] = {_mm512_and_si512(q0, low), _mm512_and_si512(_mm512_srli_epi16(q0, 4), low), _mm512_and_si512(q1, low),
@@ -619,7 +607,6 @@ INLINE void few_k(int R, bool five, const struct matmul_job *job, int64_t o, int
             __m512i s01 = _mm512_shuffle_epi8(s, spread01), s23 = _mm512_shuffle_epi8(s, spread23);
             for (int r = 0; r < R; r++)
                 sums[r][i] = dot_row(u, x[r], s01, s23);
-            t.row[i] += bytes;
         }
         const __m512i pair[4] = {widen_bytes(h.min[0], 0), widen_bytes(h.min[0], 1), widen_bytes(h.min[1], 0), widen_bytes(h.min[1], 1)};
         for (int r = 0; r < R; r++) {
@@ -647,6 +634,7 @@ INLINE void few_q6_k(int R, const struct matmul_job *job, int64_t o, int r0)
     struct tile t;
     aim(&t, job, o, 0);
     for (int64_t b = 0; b < job->n_in / 256; b++) {
+        const size_t at = (size_t)b * bytes;
         const struct act_256 *act[FEW];
         __m512i x[FEW][4], sums[FEW][T];
         __m256i sum16[FEW];
@@ -656,9 +644,9 @@ INLINE void few_q6_k(int R, const struct matmul_job *job, int64_t o, int r0)
             for (int c = 0; c < 4; c++)
                 x[r][c] = load_512(act[r]->q + 64 * c);
         }
-        __m512 d = load_halves(&t, 208);
+        __m512 d = load_halves(&t, at + 208);
         for (int i = 0; i < T; i++) {
-            const uint8_t *block = t.row[i];
+            const uint8_t *block = t.row[i] + at;
             prefetch(block + ahead, bytes);
             __m512i u[4];
             for (int half = 0; half < 2; half++) {
@@ -675,7 +663,6 @@ INLINE void few_q6_k(int R, const struct matmul_job *job, int64_t o, int r0)
                 __m256i offset = _mm256_slli_epi32(_mm256_madd_epi16(scale, sum16[r]), 5); /* values are stored + 32 */
                 sums[r][i] = _mm512_sub_epi32(dot_row(u, x[r], s01, s23), _mm512_zextsi256_si512(offset));
             }
-            t.row[i] += bytes;
         }
         for (int r = 0; r < R; r++)
             y[r] = add_isum(y[r], act[r]->d, d, add_across(sums[r]));
@@ -702,13 +689,13 @@ INLINE void few_32(int R, bool four, const struct matmul_job *job, int64_t o, in
     int64_t n_blocks = job->n_in / 32;
     for (int64_t b = 0; b < n_blocks; b += 2) {
         bool second = b + 1 < n_blocks; /* when not, the last block stands in both halves and the second sum is not used */
-        size_t next = second ? bytes : 0;
+        const size_t at = (size_t)b * bytes, next = second ? bytes : 0;
         __m512i x[FEW], sums[FEW][T];
         for (int r = 0; r < R; r++)
             x[r] = second ? load_512(act[r].q + 32 * b) : twice_256(act[r].q + 32 * b);
-        __m512 d[2] = {load_halves(&t, 0), load_halves(&t, next)};
+        __m512 d[2] = {load_halves(&t, at), load_halves(&t, at + next)};
         for (int i = 0; i < T; i++) {
-            const uint8_t *block = t.row[i];
+            const uint8_t *block = t.row[i] + at;
             prefetch(block + ahead, 2 * bytes);
             __m512i u;
             if (four) {
@@ -724,7 +711,6 @@ INLINE void few_32(int R, bool four, const struct matmul_job *job, int64_t o, in
             }
             for (int r = 0; r < R; r++)
                 sums[r][i] = _mm512_dpbusd_epi32(_mm512_setzero_si512(), u, x[r]);
-            t.row[i] += bytes + next;
         }
         for (int r = 0; r < R; r++) {
             __m512i s0, s1;
@@ -743,9 +729,24 @@ INLINE void few_32(int R, bool four, const struct matmul_job *job, int64_t o, in
     switch (rows) {                                                                                                                                  \
     case 1: DO(1); break;                                                                                                                            \
     case 2: DO(2); break;                                                                                                                            \
+    case 3: DO(3); break;                                                                                                                            \
+    case 4: DO(4); break;                                                                                                                            \
+    case 5: DO(5); break;                                                                                                                            \
+    default: DO(6); break;                                                                                                                           \
+    }
+#define WITH_ROWS_32(rows, DO)                                                                                                                       \
+    switch (rows) {                                                                                                                                  \
+    case 1: DO(1); break;                                                                                                                            \
+    case 2: DO(2); break;                                                                                                                            \
     default: DO(3); break;                                                                                                                           \
     }
 /* clang-format on */
+
+/* Up to this many rows a panel costs more than it saves (measured on Zen 5). */
+static int few_limit(enum block_type type)
+{
+    return act_kind_of(type) == ACT_Q8_256 ? FEW : FEW / 2;
+}
 
 static void few(const struct matmul_job *job, int64_t o, int r0, int rows)
 {
@@ -765,17 +766,17 @@ static void few(const struct matmul_job *job, int64_t o, int r0, int rows)
         WITH_ROWS(rows, FEW_Q6_K)
         break;
     case BLOCK_Q8_0:
-        WITH_ROWS(rows, FEW_Q8_0)
+        WITH_ROWS_32(rows, FEW_Q8_0)
         break;
     default:
-        WITH_ROWS(rows, FEW_Q4_0)
+        WITH_ROWS_32(rows, FEW_Q4_0)
         break;
     }
 }
 
 void matmul_int_avx512(const struct matmul_job *job)
 {
-    if (job->n_rows <= FEW) {
+    if (job->n_rows <= few_limit(job->type)) {
         for (int64_t o = 0; o < job->n_out; o += T)
             few(job, o, 0, job->n_rows);
         return;

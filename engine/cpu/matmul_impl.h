@@ -55,7 +55,7 @@ struct matmul_job {
     void *scratch; /* 64-byte aligned, MATMUL_SCRATCH bytes for integer kernels */
 };
 
-/* The integer kernels lay two tiles of weights out anew and keep 512 rows of their sums; matmul_panel.h has the sizes. */
+/* The integer kernels lay up to two tiles of weights out anew and keep the sums of as many activation rows as they take in one pass. */
 enum { MATMUL_PASS_ROWS = 512, MATMUL_SCRATCH = 96 * 1024 };
 
 /* Up to DOT_ROWS weight rows (f32, w[k] + i, any alignment) times n_rows activation rows: y[r][k] for k < n_w. */
