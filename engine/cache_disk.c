@@ -431,7 +431,7 @@ bool cache_disk_put_state(struct cache_disk *d, const char *ns, const struct cac
 void cache_disk_flush(struct cache_disk *d)
 {
     pthread_mutex_lock(&d->mutex);
-    while (d->first || d->writing)
+    while (d->first || d->busy)
         pthread_cond_wait(&d->done, &d->mutex);
     pthread_mutex_unlock(&d->mutex);
 }

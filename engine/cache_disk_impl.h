@@ -35,6 +35,7 @@ struct cache_disk {
     struct cache_index index;
     struct cache_model model;
     bool bound, closing;
+    bool busy;                          /* the writer has something in hand: a job and what follows from it, or the start's eviction */
     struct cache_job *first, *last;     /* the queue */
     struct cache_job *writing;          /* taken from the queue, in the writer's hands */
     uint64_t queued;                    /* payload bytes of the queue and of `writing` */

@@ -259,6 +259,7 @@ int cache_disk_open(struct cache_disk **out, const struct cache_disk_options *op
     if (!d)
         return error_set(err, "cache folder: out of memory");
     d->root = -1;
+    d->busy = true; /* until the writer has looked at the budget */
     d->vault.ops = options->ops ? options->ops : &cache_file_system;
     d->budget = options->budget;
     d->queue_bytes = options->queue_bytes ? options->queue_bytes : default_queue_bytes;

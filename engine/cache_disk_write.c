@@ -144,6 +144,7 @@ static void do_job(struct cache_disk *d)
     if (!d->first)
         d->last = NULL;
     d->writing = job;
+    d->busy = true;
     struct cache_space *s = job->space;
     const uint64_t bytes = cache_file_bytes(job->bytes);
 
@@ -176,6 +177,7 @@ static void do_job(struct cache_disk *d)
     free(job);
     if (s->files == 0 && s->jobs == 0 && !s->deleting)
         cache_disk_remove_space(d, s, true, &(struct cache_removed){0}, NULL);
+    d->busy = false;
     pthread_cond_broadcast(&d->done);
 }
 
@@ -184,6 +186,8 @@ void *cache_disk_writer(void *disk)
     struct cache_disk *d = disk;
     pthread_mutex_lock(&d->mutex);
     make_room(d, 0); /* the budget may have become smaller since the last run */
+    d->busy = false;
+    pthread_cond_broadcast(&d->done);
     for (;;) {
         while (!d->first && !d->closing)
             pthread_cond_wait(&d->work, &d->mutex);

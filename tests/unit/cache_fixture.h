@@ -49,12 +49,17 @@ static inline void remove_folder_at(char *path)
     free(path);
 }
 
+/* folder/name, in one of a few buffers that are used in turn. */
 static inline const char *path_in(const char *folder, const char *name)
 {
-    static _Thread_local char paths[4][PATH_BYTES];
+    static _Thread_local char paths[8][PATH_BYTES];
     static _Thread_local int next;
-    char *path = paths[next++ % 4];
-    snprintf(path, PATH_BYTES, "%s/%s", folder, name);
+    char *path = paths[next++ % 8];
+    size_t n = strlen(folder), m = strlen(name);
+    assert_true(n + m + 2 <= PATH_BYTES);
+    memmove(path, folder, n);
+    path[n] = '/';
+    memmove(path + n + 1, name, m + 1);
     return path;
 }
 
