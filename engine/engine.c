@@ -17,7 +17,6 @@ enum {
     MOST_SEQUENCES = 1024,
     MOST_ROWS = 65536,
     MOST_LOGIT_ROWS = 32, /* rows through the head at a time; more go in turns */
-    PAGE_STEP = 16,       /* pages reserved at a time */
 };
 
 /* ---- opening ---- */
@@ -57,15 +56,17 @@ static int kv_budget(const struct engine *e, const struct engine_options *o, uin
     }
     const uint64_t gib = (uint64_t)1 << 30;
     uint64_t available = memory_available(), margin = available / 10 > gib ? available / 10 : gib;
-    uint64_t weights = e->model->weight_bytes, scratch = forward_bytes(&e->backend->shape, e->mtp);
+    uint64_t weights = e->model->weight_bytes, scratch = forward_bytes(&e->backend->shape, e->mtp), cache = o->cache_memory;
     if (available == 0)
         return error_set(err, "cannot tell how much memory is free (/proc/meminfo): set kv-memory");
-    if (available <= weights + scratch + margin)
+    uint64_t fixed = weights + scratch + margin; /* far below 2^64, which `cache` need not be */
+    if (available <= fixed || available - fixed <= cache)
         return error_set(err,
-                         "not enough memory: %s available, but the weights take %s, activations %s and the margin %s; close programs, use a smaller "
-                         "model, or set kv-memory by hand",
-                         memory_text(available).text, memory_text(weights).text, memory_text(scratch).text, memory_text(margin).text);
-    *out = available - weights - scratch - margin;
+                         "not enough memory: %s available, but the weights take %s, activations %s, the prefix cache %s and the margin %s; close "
+                         "programs, use a smaller model, lower cache-memory, or set kv-memory by hand",
+                         memory_text(available).text, memory_text(weights).text, memory_text(scratch).text, memory_text(cache).text,
+                         memory_text(margin).text);
+    *out = available - fixed - cache;
     return 0;
 }
 
@@ -95,7 +96,7 @@ static int plan_memory(struct engine *e, const struct engine_options *o, struct 
                  memory_text(budget).text);
         info->context = have * GRID;
     }
-    e->pages = (struct slots){.total = info->pages_total, .reserve = ops->pages_reserve};
+    pages_open(&e->pages, e->backend, info->pages_total);
     e->states = (struct slots){.total = info->max_sequences, .reserve = ops->states_reserve};
     return 0;
 }
@@ -176,7 +177,7 @@ int engine_open(struct engine **out, const struct engine_options *options, struc
     const struct backend_shape *shape = &e->model->shape;
     e->backend = options->plain ? backend_open_plain(shape, err) : backend_open_cpu(shape, options->n_threads, err);
     if (!e->backend || fill_info(e, options, err) || plan_memory(e, options, err) || alloc_scratch(e, err) ||
-        model_id_of(e->info.model_id, e->file, e->backend, err) || model_upload(e->model, e->backend, err) ||
+        model_id_of(e->info.model_id, e->file, e->backend, err) || engine_cache_open(e, options, err) || model_upload(e->model, e->backend, err) ||
         forward_open(&e->forward, e->model, e->backend, e->mtp, err))
         goto failed;
     *out = e;
@@ -192,13 +193,14 @@ void engine_close(struct engine *e)
         return;
     for (int i = 0; e->alive && i < e->info.max_sequences; i++)
         sequence_free(e, e->alive[i]);
+    engine_cache_close(e);
     forward_close(e->forward);
     if (e->backend)
         e->backend->ops->close(e->backend);
     tokenizer_close(e->tokenizer);
     model_close(e->model);
     gguf_close(e->file);
-    slots_close(&e->pages);
+    pages_close(&e->pages);
     slots_close(&e->states);
     free(e->alive);
     free(e->ids);
@@ -269,9 +271,11 @@ void sequence_free(struct engine *e, struct sequence *s)
     for (int i = 0; i < e->info.max_sequences; i++)
         if (e->alive[i] == s)
             e->alive[i] = NULL;
+    engine_cache_part(e, s);
     sequence_drop_pages(s, &e->pages, 0);
     if (s->state >= 0)
         slots_give(&e->states, s->state);
+    free(s->keys);
     free(s->ids);
     free(s->pages);
     free(s->held);
@@ -335,13 +339,13 @@ static int take_pages(struct engine *e, const struct step_item *items, int n, in
     for (int i = 0; i < n; i++)
         if (sequence_room(items[i].seq, items[i].seq->length + items[i].n_tokens))
             return error_set(err, "out of memory for a list of tokens and pages");
-    if (slots_prepare(&e->pages, e->backend, n_pages, PAGE_STEP, err))
+    if (engine_pages(e, n_pages, err))
         return error_prefix(err, "pages of %d tokens for the context (kv-memory)", GRID);
     for (int i = 0; i < n; i++) {
         struct sequence *s = items[i].seq;
         int want = pages_for(s->length + items[i].n_tokens);
         while (s->n_pages < want)
-            s->pages[s->n_pages++] = slots_take(&e->pages);
+            s->pages[s->n_pages++] = pages_take(&e->pages);
     }
     return 0;
 }
@@ -389,7 +393,7 @@ static int lay_out(struct engine *e, const struct step_item *items, int n, int n
         const struct sequence *s = it->seq;
         memcpy(e->ids + row, it->tokens, (size_t)it->n_tokens * sizeof *e->ids);
         e->spans[i] = (struct span){.row = row, .n = it->n_tokens, .pos = s->length, .pages = s->pages, .state = s->state};
-        e->before[i] = e->mtp && s->length ? sequence_held(s, s->length - 1, shape->n_embd) : NULL;
+        e->before[i] = e->mtp && s->length > s->held_from ? sequence_held(s, s->length - 1, shape->n_embd) : NULL;
         for (int j = 0; j < it->n_tokens; j++) {
             float *to = it->logits ? it->logits + (size_t)j * v : NULL;
             if (!to && it->sampler && j == it->n_tokens - 1) {
@@ -456,5 +460,7 @@ int engine_step(struct engine *e, struct step_item *items, int n_items, struct e
         return -1;
     }
     commit(e, items, n_items, &step);
+    for (int i = 0; i < n_items; i++)
+        engine_cache_grown(e, items[i].seq);
     return 0;
 }

@@ -1,4 +1,4 @@
-/* engine/engine_impl.h: what an engine is made of. Private to engine.c and engine_cache.c. */
+/* engine/engine_impl.h: what an engine is made of. Private to engine.c and its files for the cache. */
 #ifndef BEDSIDE_ENGINE_ENGINE_IMPL_H
 #define BEDSIDE_ENGINE_ENGINE_IMPL_H
 
@@ -6,6 +6,9 @@
 #include "engine/forward.h"
 #include "engine/gguf.h"
 #include "engine/model.h"
+#include "engine/pages.h"
+#include "engine/prefix_cache.h"
+#include "engine/prefix_plan.h"
 #include "engine/sequence.h"
 
 struct engine {
@@ -17,8 +20,19 @@ struct engine {
     struct engine_info info;
     char *name, *chat_template;
     bool mtp;
-    struct slots pages, states;
+    struct page_pool pages;
+    struct slots states;
     struct sequence **alive; /* [max_sequences], NULL where free */
+
+    /* the prefix cache (engine_cache.c) */
+    struct prefix_cache *cache; /* NULL: off */
+    struct cache_disk *disk;    /* borrowed, or NULL */
+    struct prefix_marks marks;
+    bool share_system;
+    bool snapshot_failed; /* said once */
+    int most_snapshots;   /* that the budget holds */
+    uint64_t next_serial;
+    struct engine_cache_stats counts; /* of what has happened; what there is, is counted when asked for */
 
     /* scratch of a step */
     int32_t *ids;                     /* [max_rows] */
@@ -31,5 +45,32 @@ struct engine {
     int32_t *experts; /* [n_layers][rows][used] */
     size_t cap_experts;
 };
+
+/* ---- engine_cache.c ---- */
+
+/* After the backend, the info and the pages. -1 with err: out of memory. */
+int engine_cache_open(struct engine *e, const struct engine_options *o, struct error *err);
+void engine_cache_close(struct engine *e);
+
+/* Sees to it that n pages can be taken; idle pages of the cache make room. -1 with err when running sequences leave too few, or memory does. */
+int engine_pages(struct engine *e, int n, struct error *err);
+
+/* The sequence has grown by a step: its new full pages become known, and a snapshot is taken where one is wanted. */
+void engine_cache_grown(struct engine *e, struct sequence *s);
+
+/* The sequence is about to be freed. */
+void engine_cache_part(struct engine *e, struct sequence *s);
+
+/* Makes the sequence, whose pages hold all cells up to its length, known cell by cell. -1: it has left the cache for want of memory. */
+int engine_cache_extend(struct engine *e, struct sequence *s);
+
+/* ---- engine_disk.c ---- */
+
+/* Begins the (empty) sequence with what was read from disk. Returns the tokens it then has; 0 and unchanged when the image does not
+ * fit or could not be loaded. */
+int engine_disk_import(struct engine *e, struct sequence *s, const int32_t *prompt, int n_prompt, const struct cache_image *image);
+
+/* Queues the sequence's first `depth` pages and the state behind them (NULL: the model has none) for the disk, as far as it lacks them. */
+void engine_disk_queue(struct engine *e, struct sequence *s, int depth, const uint8_t *state);
 
 #endif

@@ -4,6 +4,7 @@
 
 #include "base/alloc.h"
 #include "engine/engine.h"
+#include "engine/pages.h"
 
 int slots_available(const struct slots *s)
 {
@@ -55,10 +56,10 @@ int sequence_room(struct sequence *s, int length)
     return alloc_grow(&s->pages, &s->cap_pages, (size_t)pages_for(length), sizeof *s->pages);
 }
 
-void sequence_drop_pages(struct sequence *s, struct slots *pages, int n)
+void sequence_drop_pages(struct sequence *s, struct page_pool *pages, int n)
 {
     while (s->n_pages > n)
-        slots_give(pages, s->pages[--s->n_pages]);
+        pages_leave(pages, s->pages[--s->n_pages]);
 }
 
 int sequence_length(const struct sequence *s)

@@ -1,4 +1,4 @@
-/* engine/sequence.h: what the engine keeps of a sequence, and the free lists of pages and state slots. Private to engine.c. */
+/* engine/sequence.h: what the engine keeps of a sequence, and the free lists of pages and state slots. Private to the engine. */
 #ifndef BEDSIDE_ENGINE_SEQUENCE_H
 #define BEDSIDE_ENGINE_SEQUENCE_H
 
@@ -8,6 +8,12 @@
 
 #include "base/error.h"
 #include "engine/backend.h"
+#include "engine/cache_key.h"
+#include "engine/prefix_plan.h"
+
+struct page_pool;
+struct prefix_cell;
+struct prefix_space;
 
 /* Small integers 0 .. total-1 that name pages or states. They are reserved from the backend as they are first needed and used again after. */
 struct slots {
@@ -38,8 +44,23 @@ struct sequence {
     int n_pages;
     int32_t state; /* slot, or -1 */
     float *held;   /* [HELD][D]: the hidden row of position p at p % HELD; NULL without a draft block */
+    int held_from; /* rows of positions before this one are not there: the text was taken from the cache */
     bool in_step;  /* seen in the step being checked */
     bool lost;     /* a device failure in mid-step left its recurrent state undefined */
+
+    /* The prefix cache's part (engine_cache.c). While `space` is set the first n_cells pages are those of the cells from `cell` up. */
+    struct prefix_space *space; /* NULL: neither uses nor feeds the cache */
+    struct prefix_cell *cell;   /* the last full page's; NULL before the first */
+    int n_cells;
+    uint64_t serial;             /* tells its snapshots from others' */
+    int n_prompt;                /* from here on it is decoding */
+    int n_shared;                /* its first cells, those of the shared system prefix */
+    int plan[PLAN_MOST], n_plan; /* lengths at which a snapshot is wanted */
+    int next_plan;
+    struct prefix_cell *decoded; /* the cell above with this sequence's last snapshot from decoding, as long as it is there; or NULL */
+    struct cache_key *keys;      /* [n_keys] of its cells in its own namespace, as far as the disk needed them */
+    size_t cap_keys;
+    int n_keys;
 };
 
 /* Pages that a sequence needs to hold `length` tokens. */
@@ -58,6 +79,6 @@ static inline float *sequence_held(const struct sequence *s, int p, int n_embd)
 int sequence_room(struct sequence *s, int length);
 
 /* Gives back the pages beyond the first n. */
-void sequence_drop_pages(struct sequence *s, struct slots *pages, int n);
+void sequence_drop_pages(struct sequence *s, struct page_pool *pages, int n);
 
 #endif

@@ -1,0 +1,141 @@
+/* The engine and the prefix cache's files: beginning a sequence with what was read, and handing over what was computed. */
+#include "engine/engine_impl.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "engine/cache_disk.h"
+
+/* ---- reading ---- */
+
+/* Whether the image is one that this prompt can begin with; the disk has checked its content. */
+static bool image_fits(const struct engine *e, int n_prompt, const struct cache_image *m)
+{
+    const int64_t depth = (int64_t)m->first_page + m->n_pages;
+    if (m->first_page < 0 || m->n_pages < 1 || !m->pages || depth * GRID >= n_prompt)
+        return false;
+    const size_t state = e->cache->o.state_bytes;
+    return state ? m->state && m->state_bytes == state : true;
+}
+
+/* Shares the pages of the prompt's first `depth` cells that memory holds; the others' places get -1. Returns how many those are, or -1 when one
+ * before `first` is among them. */
+static int share_known(struct engine *e, struct sequence *s, const int32_t *prompt, int depth, int first)
+{
+    const struct prefix_found f = prefix_find(e->cache, s->space, prompt, depth * GRID, s->n_shared);
+    int missing = depth;
+    for (int i = 0; i < depth; i++)
+        s->pages[i] = -1;
+    for (const struct prefix_cell *c = f.known; c; c = c->parent)
+        if (c->page >= 0) {
+            s->pages[c->depth - 1] = c->page;
+            pages_use(&e->pages, c->page);
+            missing--;
+        }
+    s->n_pages = depth;
+    for (int i = 0; i < first && i < depth; i++)
+        if (s->pages[i] < 0)
+            return -1;
+    return missing;
+}
+
+/* Makes the sequence empty again. */
+static void undo(struct engine *e, struct sequence *s)
+{
+    for (int i = 0; i < s->n_pages; i++)
+        if (s->pages[i] >= 0)
+            pages_leave(&e->pages, s->pages[i]);
+    s->n_pages = 0;
+    s->length = s->held_from = 0;
+    e->backend->ops->sync(e->backend, NULL);
+    if (s->state >= 0)
+        e->backend->ops->state_reset(e->backend, s->state);
+}
+
+static int load(struct engine *e, struct sequence *s, int depth, const struct cache_image *m)
+{
+    const struct backend_ops *ops = e->backend->ops;
+    for (int i = 0; i < depth; i++) {
+        if (s->pages[i] >= 0)
+            continue;
+        s->pages[i] = pages_take(&e->pages);
+        if (ops->page_load(e->backend, s->pages[i], m->pages + (size_t)(i - m->first_page) * e->info.page_bytes, NULL))
+            return -1;
+    }
+    return s->state >= 0 ? ops->state_load(e->backend, s->state, depth * GRID, m->state, NULL) : 0;
+}
+
+int engine_disk_import(struct engine *e, struct sequence *s, const int32_t *prompt, int n_prompt, const struct cache_image *image)
+{
+    if (!image_fits(e, n_prompt, image))
+        return 0;
+    const int depth = image->first_page + image->n_pages;
+    if (sequence_room(s, depth * GRID))
+        return 0;
+    const int missing = share_known(e, s, prompt, depth, image->first_page);
+    if (missing < 0 || engine_pages(e, missing, NULL) || load(e, s, depth, image)) {
+        undo(e, s);
+        return 0;
+    }
+    s->length = s->held_from = depth * GRID;
+    memcpy(s->ids, prompt, (size_t)s->length * sizeof *s->ids);
+    if (engine_cache_extend(e, s))
+        return s->length; /* not known to others, but begun */
+    prefix_hit(e->cache, s->space, s->cell);
+    if (image->state && !s->cell->snapshot) {
+        uint8_t *data = prefix_snapshot_room(e->cache, s->serial);
+        if (data) {
+            memcpy(data, image->state, image->state_bytes);
+            prefix_snapshot_put(e->cache, s->cell, data, s->serial);
+        }
+    }
+    return s->length;
+}
+
+/* ---- writing ---- */
+
+/* The keys of the sequence's first `depth` cells in its own namespace. */
+static int make_keys(struct sequence *s, int depth)
+{
+    if (alloc_grow(&s->keys, &s->cap_keys, (size_t)depth, sizeof *s->keys))
+        return -1;
+    for (; s->n_keys < depth; s->n_keys++) {
+        const struct cache_key *before = s->n_keys ? &s->keys[s->n_keys - 1] : &s->space->root;
+        s->keys[s->n_keys] = cache_key_next(before, s->ids + (size_t)s->n_keys * GRID, GRID);
+    }
+    return 0;
+}
+
+static void queue_page(struct engine *e, const struct sequence *s, int i)
+{
+    uint8_t *data = malloc(e->info.page_bytes);
+    if (!data)
+        return;
+    if (e->backend->ops->page_save(e->backend, s->pages[i], data, NULL)) {
+        e->backend->ops->sync(e->backend, NULL);
+        free(data);
+        return;
+    }
+    const struct cache_key *parent = i ? &s->keys[i - 1] : &s->space->root;
+    e->counts.disk_queued += cache_disk_put_page(e->disk, s->space->name, &s->keys[i], parent, (i + 1) * GRID, s->ids + (size_t)i * GRID, data);
+}
+
+void engine_disk_queue(struct engine *e, struct sequence *s, int depth, const uint8_t *state)
+{
+    bool *page_missing = alloc_array((size_t)depth, sizeof *page_missing), state_missing = false;
+    if (!page_missing || make_keys(s, depth)) {
+        free(page_missing);
+        return;
+    }
+    cache_disk_missing(e->disk, s->space->name, s->keys, depth, page_missing, &state_missing);
+    for (int i = 0; i < depth; i++)
+        if (page_missing[i])
+            queue_page(e, s, i);
+    uint8_t *copy = state && state_missing ? malloc(e->cache->o.state_bytes) : NULL;
+    if (copy) {
+        memcpy(copy, state, e->cache->o.state_bytes);
+        e->counts.disk_queued += cache_disk_put_state(e->disk, s->space->name, &s->keys[depth - 1], depth * GRID, copy);
+    }
+    free(page_missing);
+}

@@ -1,0 +1,87 @@
+#include "engine/prefix_plan.h"
+
+#include <string.h>
+
+struct prefix_marks prefix_marks_of(const struct tokenizer *t)
+{
+    return (struct prefix_marks){.tokenizer = t, .im_start = tokenizer_find(t, "<|im_start|>"), .im_end = tokenizer_find(t, "<|im_end|>")};
+}
+
+/* Whether the tokens begin with this text. */
+static bool begins_with(const struct tokenizer *t, const int32_t *ids, int n, const char *text)
+{
+    size_t left = strlen(text);
+    for (int i = 0; i < n && left; i++) {
+        size_t len;
+        const char *bytes = tokenizer_bytes(t, ids[i], &len);
+        if (len > left)
+            len = left;
+        if (memcmp(bytes, text, len) != 0)
+            return false;
+        text += len;
+        left -= len;
+    }
+    return left == 0;
+}
+
+/* Behind the <|im_end|> at i, and the newline that always follows it. */
+static int message_end(int i, int n)
+{
+    return i + 2 < n ? i + 2 : n;
+}
+
+int prefix_system_end(const struct prefix_marks *m, const int32_t *ids, int n)
+{
+    if (m->im_start < 0 || m->im_end < 0 || n < 1 || ids[0] != m->im_start || !begins_with(m->tokenizer, ids + 1, n - 1, "system\n"))
+        return 0;
+    for (int i = 1; i < n; i++)
+        if (ids[i] == m->im_end)
+            return message_end(i, n);
+    return 0;
+}
+
+struct plan {
+    int from, last; /* positions wanted: from < p <= last */
+    int most, n;
+    int *out;
+};
+
+static void want(struct plan *p, int position)
+{
+    position -= position % GRID;
+    if (position <= p->from || position > p->last || p->n == p->most)
+        return;
+    int i = p->n;
+    while (i > 0 && p->out[i - 1] > position)
+        i--;
+    if (i > 0 && p->out[i - 1] == position)
+        return;
+    memmove(p->out + i + 1, p->out + i, (size_t)(p->n - i) * sizeof *p->out);
+    p->out[i] = position;
+    p->n++;
+}
+
+int prefix_plan(const struct prefix_marks *m, const int32_t *ids, int n, int from, int branch, int most, int out[PLAN_MOST])
+{
+    struct plan p = {.from = from, .last = n > 0 ? (n - 1) / GRID * GRID : 0, .most = most < PLAN_MOST ? most : PLAN_MOST, .out = out};
+    int ends[PLAN_MESSAGES], n_ends = 0;
+    for (int i = n - 1; i > 0 && n_ends < PLAN_MESSAGES && m->im_end >= 0; i--)
+        if (ids[i] == m->im_end)
+            ends[n_ends++] = message_end(i, n);
+    if (n_ends)
+        want(&p, ends[0]);
+    want(&p, prefix_system_end(m, ids, n));
+    want(&p, branch);
+    want(&p, n - 1);
+    for (int i = 1; i < n_ends; i++)
+        want(&p, ends[i]);
+    if (p.n < p.most) {
+        /* In steps that leave room for the last one too. */
+        int apart = PLAN_EVERY;
+        while ((p.last - from) / apart > p.most - p.n)
+            apart *= 2;
+        for (int at = from - from % GRID + apart; at < p.last; at += apart)
+            want(&p, at);
+    }
+    return p.n;
+}

@@ -1,0 +1,33 @@
+/* engine/prefix_plan.h: where in a prompt a later request will want to begin. Private to the engine. */
+#ifndef BEDSIDE_ENGINE_PREFIX_PLAN_H
+#define BEDSIDE_ENGINE_PREFIX_PLAN_H
+
+#include "engine/backend.h"
+#include "engine/tokenizer.h"
+
+enum {
+    PLAN_MOST = 32,    /* positions of one prompt */
+    PLAN_MESSAGES = 4, /* last messages whose ends are kept */
+    PLAN_EVERY = 2048, /* tokens between two positions of a long stretch without any */
+};
+
+/* The tokens that frame a message (ChatML); -1 where the vocabulary has none. */
+struct prefix_marks {
+    const struct tokenizer *tokenizer;
+    int32_t im_start, im_end;
+};
+struct prefix_marks prefix_marks_of(const struct tokenizer *t);
+
+/* Tokens of the system message that a prompt begins with (its tools are in it), the newline behind it included; 0 without one. */
+int prefix_system_end(const struct prefix_marks *m, const int32_t *ids, int n);
+
+/* Grid lines (multiples of GRID) above `from` and below n, in ascending order, at most `most` of them; the least useful are left out first:
+ * - the end of the last message, where the next turn and another answer begin;
+ * - the end of system + tools, where other conversations branch off;
+ * - `branch`, where this text left a known one (0: nowhere);
+ * - the last one before the end of the prompt;
+ * - the ends of the messages before: where an edit, or a turn whose reasoning the template drops, branches off;
+ * - one every PLAN_EVERY tokens (further apart when that makes too many), so that a long text keeps landing points on the way. */
+int prefix_plan(const struct prefix_marks *m, const int32_t *ids, int n, int from, int branch, int most, int out[PLAN_MOST]);
+
+#endif
