@@ -46,9 +46,8 @@ int cpu_attn_open(struct cpu *c)
         w->q = cpu_scratch(c, queries * dim, sizeof(float));
         w->scores = cpu_scratch(c, queries * GRID, sizeof(float));
         w->limit = cpu_scratch(c, queries, sizeof(int));
-        w->k = cpu_scratch(c, GRID * dim, sizeof(float));
-        w->v = cpu_scratch(c, GRID * dim, sizeof(float));
-        if (!w->q || !w->scores || !w->limit || !w->k || !w->v || partial_open(c, &w->part, queries) || partial_open(c, &w->total, queries))
+        w->page = cpu_scratch(c, GRID * dim, sizeof(float));
+        if (!w->q || !w->scores || !w->limit || !w->page || partial_open(c, &w->part, queries) || partial_open(c, &w->total, queries))
             return -1;
     }
     return 0;
@@ -200,15 +199,6 @@ static struct partial partial_at(struct partial p, int query, int dim)
     return (struct partial){p.m + query, p.s + query, p.acc + (size_t)query * (size_t)dim};
 }
 
-/* The first n tokens of a page's keys or values as f32: where they are, or converted into `room`. */
-static const float *page_rows(const struct cpu *c, const void *rows, int n, float *room)
-{
-    if (c->base.shape.kv_type == KV_F32)
-        return rows;
-    c->rows->f16_load(rows, n * c->base.shape.head_dim, room);
-    return room;
-}
-
 /* The first row of the item that sees position `pos`; rows before it lie before `pos`. */
 static int first_row_at(const struct attn_mix *a, const struct attn_item *item, int pos)
 {
@@ -225,16 +215,30 @@ static void run_part(const struct attn_mix *a, const struct attn_item *item, int
     partial_clear(p, item->n_rows * group, dim);
     for (int page = part * PART_PAGES; page < (part + 1) * PART_PAGES && page * GRID <= last; page++) {
         const int32_t id = item->span->pages[page];
-        const int filled = last - page * GRID + 1 < GRID ? last - page * GRID + 1 : GRID;
-        const float *k = page_rows(c, store_k(&c->store, id, a->layer, item->kv_head), filled, w->k);
-        const float *v = page_rows(c, store_v(&c->store, id, a->layer, item->kv_head), filled, w->v);
         const int row0 = first_row_at(a, item, page * GRID), first = row0 * group, n = item->n_rows * group - first;
         for (int i = 0; i < n; i++) {
             const int seen = c->row_pos[item->row + row0 + i / group] - page * GRID + 1;
             w->limit[i] = seen < GRID ? seen : GRID;
         }
         const struct partial at = partial_at(p, first, dim);
-        c->rows->attn_page(w->q + (size_t)first * (size_t)dim, n, dim, k, v, w->limit, sh->attn_scale, w->scores, at.m, at.s, at.acc);
+        struct attn_page work = {.q = w->q + (size_t)first * (size_t)dim,
+                                 .nq = n,
+                                 .n = dim,
+                                 .k = store_k(&c->store, id, a->layer, item->kv_head),
+                                 .v = store_v(&c->store, id, a->layer, item->kv_head),
+                                 .half = sh->kv_type == KV_F16,
+                                 .limit = w->limit,
+                                 .scale = sh->attn_scale,
+                                 .m = at.m,
+                                 .s = at.s,
+                                 .acc = at.acc,
+                                 .scores = w->scores,
+                                 .room = w->page};
+        if ((page + 1) * GRID <= last) {
+            work.next_k = store_k(&c->store, item->span->pages[page + 1], a->layer, item->kv_head);
+            work.next_v = store_v(&c->store, item->span->pages[page + 1], a->layer, item->kv_head);
+        }
+        c->rows->attn_page(&work);
     }
 }
 

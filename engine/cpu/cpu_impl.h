@@ -36,7 +36,7 @@ struct worker {
     float *q;      /* [queries][HD] */
     float *scores; /* [queries][GRID] */
     int *limit;    /* [queries] */
-    float *k, *v;  /* [GRID][HD], one page as f32 */
+    float *page;   /* [GRID][HD], keys or values as f32 */
     struct partial part, total;
     /* DeltaNet, for one grid cell of one head */
     float *kk, *qk;     /* [GRID][GRID], dot products of its rows */

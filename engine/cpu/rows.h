@@ -14,6 +14,20 @@
 
 #include "engine/cpu/matmul.h"
 
+/* One page of attention for nq queries q [nq][n]: query i sees tokens 0 .. limit[i]-1 of k, v [GRID][n] (1 <= limit <= GRID; limits never fall), and
+ * its running softmax, maximum m, sum s, weighted values acc [nq][n], takes them in. */
+struct attn_page {
+    const float *q;
+    int nq, n;
+    const void *k, *v; /* f32, or f16 with `half` */
+    bool half;
+    const int *limit;
+    float scale;
+    float *m, *s, *acc;
+    const char *next_k, *next_v; /* the next page's rows, asked of memory while this one's are worked on; NULL if there is none */
+    float *scores, *room;        /* scratch, [nq][GRID] and [GRID][n] */
+};
+
 struct rows_ops {
     void (*exp)(const float *x, int n, float *y);
 
@@ -53,10 +67,7 @@ struct rows_ops {
     void (*delta_row)(const float *v, const float *km, const float *qm, float beta, float decay, const float *to_u, const float *to_o, int t,
                       float *us, size_t ld_us, int n, float *o);
 
-    /* One page of attention for nq queries q [nq][n]: query i sees tokens 0 .. limit[i]-1 of k, v [GRID][n] (1 <= limit <= GRID; limits never fall)
-     * and the running softmax of its part, max m, sum s, weighted values acc [nq][n], takes them in. scores: room for [nq][GRID]. */
-    void (*attn_page)(const float *q, int nq, int n, const float *k, const float *v, const int *limit, float scale, float *scores, float *m, float *s,
-                      float *acc);
+    void (*attn_page)(const struct attn_page *page);
 
     /* Adds a part's running softmax to a total of the same form. */
     void (*attn_merge)(float *m, float *s, float *acc, const float *part_m, const float *part_s, const float *part_acc, int nq, int n);

@@ -200,6 +200,8 @@ static void rows_dots(const float *a, size_t ld_a, int na, const float *b, size_
         int c = 0;
         for (; c + DOT_A * DOT_B <= nb; c += DOT_A * DOT_B)
             dots_tile(from, ld_a, b + (size_t)c * ld_b, ld_b, n, to + c, ld_out, 1, DOT_A * DOT_B);
+        for (; c + DOT_B <= nb; c += DOT_B)
+            dots_tile(from, ld_a, b + (size_t)c * ld_b, ld_b, n, to + c, ld_out, 1, DOT_B);
         for (; c < nb; c++)
             dots_tile(from, ld_a, b + (size_t)c * ld_b, ld_b, n, to + c, ld_out, 1, 1);
     }
@@ -353,18 +355,36 @@ ROWS_INLINE void softmax_page(float *scores, int limit, float scale, float *m, f
     ROWS_EACH(n, { store(acc + i, v16_mul(factor, load(acc + i, part)), part); });
 }
 
-static void rows_attn_page(const float *q, int nq, int n, const float *k, const float *v, const int *limit, float scale, float *scores, float *m,
-                           float *s, float *acc)
+/* The first n tokens of a page's keys or values as f32. */
+static const float *page_rows(const struct attn_page *p, const void *rows, int tokens)
 {
-    const size_t ld = (size_t)n;
-    rows_dots(q, ld, nq, k, ld, limit[nq - 1], n, scores, GRID);
+    if (!p->half)
+        return rows;
+    rows_f16_load(rows, tokens * p->n, p->room);
+    return p->room;
+}
+
+static void rows_attn_page(const struct attn_page *p)
+{
+    enum { STEP = 4 }; /* tokens between two requests for rows of the next page: few enough that they overlap with work */
+    const int nq = p->nq, n = p->n, filled = p->limit[nq - 1];
+    const size_t ld = (size_t)n, ahead = STEP * ld * (p->half ? sizeof(uint16_t) : sizeof(float));
+    const float *k = page_rows(p, p->k, filled);
+    for (int t = 0; t < filled; t += STEP) {
+        for (size_t i = 0; p->next_k && i < ahead; i += 64) {
+            __builtin_prefetch(p->next_k + (size_t)(t / STEP) * ahead + i, 0, 2);
+            __builtin_prefetch(p->next_v + (size_t)(t / STEP) * ahead + i, 0, 2);
+        }
+        rows_dots(p->q, ld, nq, k + (size_t)t * ld, ld, filled - t < STEP ? filled - t : STEP, n, p->scores + t, GRID);
+    }
     for (int i = 0; i < nq; i++)
-        softmax_page(scores + (size_t)i * GRID, limit[i], scale, &m[i], &s[i], acc + (size_t)i * ld, n);
+        softmax_page(p->scores + (size_t)i * GRID, p->limit[i], p->scale, &p->m[i], &p->s[i], p->acc + (size_t)i * ld, n);
+    const float *v = page_rows(p, p->v, filled);
     for (int i = 0, next; i < nq; i = next) { /* runs of queries that see the same tokens */
         next = i + 1;
-        while (next < nq && limit[next] == limit[i])
+        while (next < nq && p->limit[next] == p->limit[i])
             next++;
-        rows_gemm(scores + (size_t)i * GRID, GRID, next - i, limit[i], v, ld, n, acc + (size_t)i * ld, ld, 1.0f);
+        rows_gemm(p->scores + (size_t)i * GRID, GRID, next - i, p->limit[i], v, ld, n, p->acc + (size_t)i * ld, ld, 1.0f);
     }
 }
 

@@ -208,9 +208,18 @@ static int everything(const struct rows_ops *rows, uint64_t seed, float *out)
     const int dim = 1 + n % 70;
     float *acc = out, *part = out + na * dim;
     memset(acc, 0, (size_t)(2 * na * dim) * sizeof *acc);
-    rows->attn_page(x, na, dim, y, x + 100, limit, 0.2F, z, m, s, acc);
-    rows->attn_page(x, na, dim, y + 60, x + 70, limit, 0.2F, z, m, s, acc);
-    rows->attn_page(x, na, dim, x + 5, y + 70, limit, 0.2F, z, part_m, part_s, part);
+    struct attn_page page = {
+        .q = x, .k = y, .v = x + 100, .nq = na, .n = dim, .limit = limit, .scale = 0.2F, .scores = z, .m = m, .s = s, .acc = acc};
+    rows->attn_page(&page);
+    page.k = y + 60;
+    page.v = x + 70;
+    rows->attn_page(&page);
+    page.k = x + 5;
+    page.v = y + 70;
+    page.m = part_m;
+    page.s = part_s;
+    page.acc = part;
+    rows->attn_page(&page);
     rows->attn_merge(m, s, acc, part_m, part_s, part, na, dim);
     for (int i = 0; i < na; i++)
         rows->attn_finish(acc + i * dim, s[i], i % 2 ? y : NULL, dim, part + i * dim);
