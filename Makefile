@@ -70,13 +70,13 @@ $(BUILD)/tests/bench/%: tests/bench/%.c $(LIB)
 
 # The tests under AddressSanitizer and UndefinedBehaviorSanitizer.
 asan: deps
-	@$(MAKE) --no-print-directory BUILD=build-asan SAN="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer" all tests
+	@$(MAKE) --no-print-directory BUILD=build-asan OPT="-O1 -g" HOT=-O1 SAN="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer" all tests
 	tests/run.sh build-asan
 
 # A minute of fuzzing for each target (FUZZ_SECONDS to change), with clang's libFuzzer.
 FUZZ_SECONDS ?= 60
 fuzz:
-	@$(MAKE) --no-print-directory BUILD=build-fuzz CC=clang SAN="-fsanitize=address,undefined,fuzzer-no-link -fno-sanitize-recover=all" fuzzers
+	@$(MAKE) --no-print-directory BUILD=build-fuzz CC=clang OPT="-O1 -g" HOT=-O1 SAN="-fsanitize=address,undefined,fuzzer-no-link -fno-sanitize-recover=all" fuzzers
 	tests/fuzz/run.sh build-fuzz $(FUZZ_SECONDS)
 
 fuzzers: $(FUZZERS)
