@@ -244,8 +244,9 @@ static void end_with_reply(struct chat *c, enum finish_reason reason)
     send_event(c);
 }
 
-static void on_end(void *ctx, enum job_end why, const char *message)
+static void on_end(void *ctx, enum job_end why, const char *message, const struct job_report *report)
 {
+    (void)report;
     struct chat *c = ctx;
     if (c->stopped) {
         size_t bytes;

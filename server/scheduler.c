@@ -10,6 +10,8 @@
 #include "base/alloc.h"
 #include "server/engine_thread.h"
 
+enum { DECODING_CHUNK = 128 }; /* prompt tokens per step while an answer is being written */
+
 struct job {
     /* any thread */
     atomic_int refs;
@@ -21,7 +23,7 @@ struct job {
     int n_prompt, max_tokens, pages;
     struct sampler *sampler; /* used by the engine thread in a step, by nobody else */
     bool (*token)(void *ctx, const struct pick *pick);
-    void (*end)(void *ctx, enum job_end why, const char *message);
+    void (*end)(void *ctx, enum job_end why, const char *message, const struct job_report *report);
     void (*release)(void *ctx);
     void *ctx;
     /* scheduler thread */
@@ -185,7 +187,8 @@ static void end_job(struct scheduler *s, struct job *j, enum job_end why, const 
     pthread_mutex_lock(&s->lock);
     s->n_jobs--;
     pthread_mutex_unlock(&s->lock);
-    j->end(j->ctx, why, message);
+    const struct job_report report = {.prompt_tokens = j->n_prompt, .completion_tokens = j->written, .cache.miss = CACHE_MISS_OFF};
+    j->end(j->ctx, why, message, &report);
     job_unref(j);
 }
 
@@ -254,8 +257,8 @@ static void build_step(struct scheduler *s)
         return;
     const int first = s->work.n_items;
     int budget = s->options.prefill_chunk;
-    if (first > 0 && budget > SCHEDULER_DECODING_CHUNK)
-        budget = SCHEDULER_DECODING_CHUNK;
+    if (first > 0 && budget > DECODING_CHUNK)
+        budget = DECODING_CHUNK;
     if (budget > s->info->max_rows - first)
         budget = s->info->max_rows - first;
     int share = budget / n_prompts / GRID * GRID;
@@ -500,7 +503,7 @@ void scheduler_close(struct scheduler *s)
     free_memory(s);
 }
 
-struct scheduler_stats scheduler_stats(const struct scheduler *s)
+struct scheduler_stats scheduler_stats(struct scheduler *s)
 {
     return (struct scheduler_stats){
         .running = atomic_load(&s->n_running_seen),
