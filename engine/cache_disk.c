@@ -119,8 +119,8 @@ static void bad_file(struct reading *r, const struct cache_key *key, bool state,
     struct cache_entry *e = find(d, usable_space(d, r->folder), key, state);
     if (e && e->stage == CACHE_STORED) { /* else somebody else sees to it */
         switch (status) {
-        case CACHE_FILE_ABSENT: /* taken away behind our back */
-            cache_index_remove(&d->index, e);
+        case CACHE_FILE_ABSENT: /* taken away behind our back, or evicted just now (and perhaps written again: so not only forgotten) */
+            cache_disk_unlink(d, e);
             break;
         case CACHE_FILE_BAD:
             d->stats.bad_files++;

@@ -2,8 +2,9 @@
  * cache_disk_write.c (the writer thread, eviction and deletion).
  *
  * One mutex guards everything but the constants. It is never held across a file operation, so that a caller on the engine thread waits for
- * nobody's disk. Whoever releases it to work on a file first marks the file's entry CACHE_REMOVING or its namespace `deleting`, and looks both up again
- * afterwards. */
+ * nobody's disk. What somebody works on without it is marked first and stays meanwhile: a file's entry by CACHE_REMOVING and its namespace's
+ * `unlinks`, a job's namespace by `writing`, a whole namespace by `deleting`, whose owner waits for the former two.
+ */
 #ifndef BEDSIDE_ENGINE_CACHE_DISK_IMPL_H
 #define BEDSIDE_ENGINE_CACHE_DISK_IMPL_H
 
@@ -54,7 +55,8 @@ bool cache_disk_may_log(uint64_t *logged);
 
 void *cache_disk_writer(void *disk);
 
-/* With the mutex held (released meanwhile): unlinks one stored file and forgets it. False: it is still there and counts as just used. */
+/* With the mutex held (released meanwhile): unlinks the file of an entry in stage CACHE_STORED, in a namespace that is not being deleted, and forgets it.
+ * The entry's namespace is valid afterwards. False: the file is still there and counts as just used. */
 bool cache_disk_unlink(struct cache_disk *d, struct cache_entry *e);
 
 /* With the mutex held (released meanwhile): removes a namespace's queue, files and folder, and adds to `out`; s is gone afterwards. With `tidy`: only a

@@ -105,7 +105,8 @@ static void scan_folder(struct scan *scan, const char *folder)
         return; /* none of ours */
     struct names names = {0};
     struct cache_space *s = NULL;
-    bool absent;
+    struct stat st;
+    bool absent, unnamed = false;
     int dir = cache_folder_open(ops, d->root, folder, false, &absent, NULL);
     if (dir < 0 || cache_op_list(ops, dir, add_name, &names) < 0 || names.failed || !(s = cache_index_add_space(&d->index, folder))) {
         scan->unreadable++;
@@ -119,15 +120,17 @@ static void scan_folder(struct scan *scan, const char *folder)
         scan->clear += d->vault.encrypted;
     } else if (read_name(d, dir, s)) {
         s->named = s->name_stored = true;
-    } else {
+    } else if (s->files || cache_op_stat_at(ops, dir, CACHE_NAME_FILE, &st) == 0) {
         scan->foreign++;
+    } else { /* a writer was killed between making the folder and giving it a name */
+        unnamed = true;
     }
 done:
     cache_op_close(ops, dir);
     free_names(&names);
-    if (s && s->files == 0) { /* an interrupted start, or evicted to the last file */
+    if (s && s->files == 0) { /* nothing left of it */
         pthread_mutex_lock(&d->mutex);
-        if (s->named)
+        if (s->named || unnamed)
             cache_disk_remove_space(d, s, true, &(struct cache_removed){0}, NULL);
         else
             cache_index_remove_space(&d->index, s);

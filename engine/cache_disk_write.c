@@ -15,17 +15,15 @@
 bool cache_disk_unlink(struct cache_disk *d, struct cache_entry *e)
 {
     const struct cache_file_ops *ops = d->vault.ops;
-    char folder[CACHE_FOLDER_MAX], name[CACHE_FILE_NAME_MAX];
-    const struct cache_key id = e->id;
-    const bool state = e->state;
-    memcpy(folder, e->space->folder, sizeof folder);
-    cache_file_name(&id, state, name);
-    e->stage = CACHE_REMOVING;
+    struct cache_space *s = e->space;
+    char name[CACHE_FILE_NAME_MAX];
+    cache_file_name(&e->id, e->state, name);
+    e->stage = CACHE_REMOVING; /* it stays, and so does its namespace: a deletion waits for `unlinks` */
+    s->unlinks++;
     pthread_mutex_unlock(&d->mutex);
 
-    struct error err;
     bool absent, gone;
-    int dir = cache_folder_open(ops, d->root, folder, false, &absent, &err);
+    int dir = cache_folder_open(ops, d->root, s->folder, false, &absent, NULL);
     if (dir >= 0)
         gone = cache_op_unlink(ops, dir, name, false) == 0 || errno == ENOENT;
     else
@@ -33,16 +31,14 @@ bool cache_disk_unlink(struct cache_disk *d, struct cache_entry *e)
     cache_op_close(ops, dir);
 
     pthread_mutex_lock(&d->mutex);
-    struct cache_space *s = cache_index_space(&d->index, folder);
-    e = s ? cache_index_find(&d->index, s, &id, state) : NULL;
-    if (!e || e->stage != CACHE_REMOVING) /* the namespace was deleted meanwhile */
-        return true;
     if (gone) {
         cache_index_remove(&d->index, e);
     } else {
         e->stage = CACHE_STORED;
         cache_index_use(&d->index, e);
     }
+    s->unlinks--;
+    pthread_cond_broadcast(&d->done);
     return gone;
 }
 
@@ -59,13 +55,11 @@ static bool make_room(struct cache_disk *d, uint64_t need)
             e = e->newer;
         if (!e)
             return false;
-        char folder[CACHE_FOLDER_MAX];
-        memcpy(folder, e->space->folder, sizeof folder);
+        struct cache_space *s = e->space;
         if (!cache_disk_unlink(d, e))
             return false;
         d->stats.evicted++;
-        struct cache_space *s = cache_index_space(&d->index, folder);
-        if (s && s->files == 0 && s->jobs == 0 && !s->deleting && s->named)
+        if (s->files == 0 && s->jobs == 0 && !s->deleting && s->named)
             cache_disk_remove_space(d, s, true, &(struct cache_removed){0}, NULL);
     }
     return true;
@@ -206,6 +200,7 @@ struct sweep { /* one pass over a folder */
     int dir;
     bool tidy;                       /* remove no stored file */
     size_t removed, stored, foreign; /* files */
+    bool named;                      /* its name file was seen */
     int failed;                      /* errno of the last file that could not be removed; 0 = none */
     struct cache_removed *out;
 };
@@ -234,8 +229,10 @@ static void sweep_file(void *arg, const char *name)
         w->stored++;
         return;
     }
-    if (w->tidy && strcmp(name, CACHE_NAME_FILE) == 0) /* goes last, by remove_folder */
+    if (strcmp(name, CACHE_NAME_FILE) == 0) { /* goes last, by remove_folder: what is left of a folder should have a name */
+        w->named = true;
         return;
+    }
     if (cache_op_unlink(ops, w->dir, name, false) < 0) {
         if (errno != ENOENT)
             w->failed = errno;
@@ -269,11 +266,11 @@ static int remove_folder(struct cache_disk *d, const char *folder, bool tidy, st
     const bool empty = w.stored == 0 && w.foreign == 0 && w.failed == 0;
     if (w.failed)
         result = error_set(err, "%s", strerror(w.failed));
-    if (empty && tidy)
-        cache_op_unlink(ops, w.dir, CACHE_NAME_FILE, false);
+    if (w.named && w.stored == 0 && w.failed == 0 && cache_op_unlink(ops, w.dir, CACHE_NAME_FILE, false) < 0 && errno != ENOENT)
+        result = error_set(err, "%s", strerror(errno));
     cache_op_fsync(ops, w.dir);
     cache_op_close(ops, w.dir);
-    if (empty && cache_op_unlink(ops, d->root, folder, true) < 0 && errno != ENOENT)
+    if (empty && result == 0 && cache_op_unlink(ops, d->root, folder, true) < 0 && errno != ENOENT)
         result = error_set(err, "%s", strerror(errno));
     cache_op_fsync(ops, d->root);
     return result;
@@ -309,7 +306,7 @@ int cache_disk_remove_space(struct cache_disk *d, struct cache_space *s, bool ti
     s->deleting = true; /* from here on the struct stays: nobody else removes it, and nothing is queued for it */
     s->cancelled_files = s->cancelled_bytes = 0;
     drop_queue(d, s, out);
-    while (d->writing && d->writing->space == s)
+    while (s->unlinks || (d->writing && d->writing->space == s))
         pthread_cond_wait(&d->done, &d->mutex);
     out->files += s->cancelled_files;
     out->bytes += s->cancelled_bytes;

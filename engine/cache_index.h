@@ -20,7 +20,8 @@ struct cache_space { /* a namespace */
     uint64_t files, bytes; /* stored */
     uint64_t hits;
     int64_t last_used;                         /* Unix seconds */
-    size_t jobs;                               /* queued or being written: pins the struct */
+    size_t jobs;                               /* queued or being written */
+    size_t unlinks;                            /* files of it being unlinked without the mutex */
     uint64_t cancelled_files, cancelled_bytes; /* writes that a deletion has stopped in the middle */
 };
 
@@ -56,7 +57,7 @@ void cache_index_free(struct cache_index *x);
 
 struct cache_space *cache_index_space(const struct cache_index *x, const char *folder); /* or NULL */
 struct cache_space *cache_index_add_space(struct cache_index *x, const char *folder);   /* the one there is, or a new one; NULL: out of memory */
-void cache_index_remove_space(struct cache_index *x, struct cache_space *s);            /* without files and jobs */
+void cache_index_remove_space(struct cache_index *x, struct cache_space *s);            /* without files, jobs and unlinks */
 
 struct cache_entry *cache_index_find(const struct cache_index *x, const struct cache_space *s, const struct cache_key *id, bool state); /* or NULL */
 
