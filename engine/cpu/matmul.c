@@ -69,53 +69,54 @@ size_t matmul_scratch_bytes(const struct weight *w)
 /* One weight row as f32 in `dst`, or in place where it is f32 already. */
 static const void *widen(enum isa isa, const struct matmul_job *job, const uint8_t *row, float *dst)
 {
-    switch (job->type) {
-    case BLOCK_F32:
+    if (job->type == BLOCK_F32)
         return row;
 #if defined(__x86_64__)
-    case BLOCK_F16:
-        if (isa == ISA_AVX512) {
-            widen_f16_avx512(row, dst, job->n_in);
-            return dst;
-        }
-        if (isa == ISA_AVX2) {
-            widen_f16_avx2(row, dst, job->n_in);
-            return dst;
-        }
-        break;
-#endif
-    case BLOCK_BF16:
-        for (int64_t i = 0; i < job->n_in; i++)
-            dst[i] = f32_of_bits((uint32_t)load_u16(row + 2 * i) << 16);
+    if (isa != ISA_PLAIN && (job->type == BLOCK_F16 || job->type == BLOCK_BF16)) {
+        if (isa == ISA_AVX512)
+            widen_halves_avx512(job->type, row, dst, job->n_in);
+        else
+            widen_halves_avx2(job->type, row, dst, job->n_in);
         return dst;
-    default:
-        break;
     }
+#endif
     (void)isa;
     block_dequant(job->type, row, dst, (size_t)job->n_in);
     return dst;
 }
 
+static void dot(enum isa isa, const struct dot_job *dots)
+{
+#if defined(__x86_64__)
+    if (isa == ISA_AVX512) {
+        matmul_dot_avx512(dots);
+        return;
+    }
+    if (isa == ISA_AVX2) {
+        matmul_dot_avx2(dots);
+        return;
+    }
+#endif
+    (void)isa;
+    matmul_dot_plain(dots);
+}
+
 static void matmul_f32(enum isa isa, const struct matmul_job *job)
 {
-    struct dot_job dots = {.n = job->n_in, .x = job->x, .y = job->y, .n_rows = job->n_rows, .add = job->add};
+    /* Where widening is cheap, all weights pass over as many activation rows as the second-level cache holds; otherwise a row is widened once. */
+    bool cheap = job->type == BLOCK_F32 || job->type == BLOCK_F16 || job->type == BLOCK_BF16;
+    int step = cheap ? 32 : job->n_rows;
     size_t stride = lines((size_t)job->n_in * sizeof(float)) / sizeof(float);
-    for (int64_t i = 0; i < job->n_out; i += dots.n_w) {
-        dots.o0 = job->o0 + i;
-        dots.n_w = job->n_out - i < DOT_ROWS ? (int)(job->n_out - i) : DOT_ROWS;
-        for (int k = 0; k < dots.n_w; k++)
-            dots.w[k] = widen(isa, job, job->w + (size_t)(i + k) * job->row_bytes, (float *)job->scratch + (size_t)k * stride);
-#if defined(__x86_64__)
-        if (isa == ISA_AVX512) {
-            matmul_dot_avx512(&dots);
-            continue;
+    for (int r = 0; r < job->n_rows; r += step) {
+        struct dot_job dots = {.n = job->n_in, .x = job->x + r, .y = job->y + r, .add = job->add};
+        dots.n_rows = job->n_rows - r < step ? job->n_rows - r : step;
+        for (int64_t i = 0; i < job->n_out; i += dots.n_w) {
+            dots.o0 = job->o0 + i;
+            dots.n_w = job->n_out - i < DOT_ROWS ? (int)(job->n_out - i) : DOT_ROWS;
+            for (int k = 0; k < dots.n_w; k++)
+                dots.w[k] = widen(isa, job, job->w + (size_t)(i + k) * job->row_bytes, (float *)job->scratch + (size_t)k * stride);
+            dot(isa, &dots);
         }
-        if (isa == ISA_AVX2) {
-            matmul_dot_avx2(&dots);
-            continue;
-        }
-#endif
-        matmul_dot_plain(&dots);
     }
 }
 

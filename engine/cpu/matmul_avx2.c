@@ -519,7 +519,7 @@ INLINE __m256i dot_32(__m256i sum, __m256i u, const int8_t *x, __m256i scale)
     return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(u, load_256(x)), scale));
 }
 
-INLINE void few_k(int R, bool five, const struct matmul_job *job, int64_t o, int r0)
+INLINE void few_k(int R, bool five, const struct matmul_job *job, int64_t o)
 {
     const __m256i low = _mm256_set1_epi8(15), bit4 = _mm256_set1_epi8(16);
     const size_t bytes = five ? 176 : 144;
@@ -534,7 +534,7 @@ INLINE void few_k(int R, bool five, const struct matmul_job *job, int64_t o, int
         const struct act_256 *act[FEW];
         __m256i sums[FEW][T];
         for (int r = 0; r < R; r++)
-            act[r] = (const struct act_256 *)job->x[r0 + r] + b;
+            act[r] = (const struct act_256 *)job->x[r] + b;
         struct k_head h = load_k_head(&t, at);
         _Alignas(32) uint8_t scale[2][T][4];
         _mm256_store_si256((__m256i *)(void *)scale[0], h.scale[0]);
@@ -564,11 +564,11 @@ INLINE void few_k(int R, bool five, const struct matmul_job *job, int64_t o, int
         }
     }
     for (int r = 0; r < R; r++)
-        store_outputs(job, o, r0 + r, y[r]);
+        store_outputs(job, o, r, y[r]);
 }
 
 /* Q6_K. Each 128-bit lane of an unpacked vector is one group of 16 values. */
-INLINE void few_q6_k(int R, const struct matmul_job *job, int64_t o, int r0)
+INLINE void few_q6_k(int R, const struct matmul_job *job, int64_t o)
 {
     const __m256i low = _mm256_set1_epi8(15), two = _mm256_set1_epi8(0x30);
     const __m256i spread = _mm256_inserti128_si256(_mm256_set1_epi16(0x0100), _mm_set1_epi16(0x0302), 1); /* i16 0 | i16 1 */
@@ -584,7 +584,7 @@ INLINE void few_q6_k(int R, const struct matmul_job *job, int64_t o, int r0)
         const struct act_256 *act[FEW];
         __m256i sums[FEW][T];
         for (int r = 0; r < R; r++)
-            act[r] = (const struct act_256 *)job->x[r0 + r] + b;
+            act[r] = (const struct act_256 *)job->x[r] + b;
         __m256 d = load_halves(&t, at + 208);
         for (int i = 0; i < T; i++) {
             const uint8_t *block = t.row[i] + at;
@@ -613,10 +613,10 @@ INLINE void few_q6_k(int R, const struct matmul_job *job, int64_t o, int r0)
             y[r] = add_isum(y[r], act[r]->d, d, add_across(sums[r]));
     }
     for (int r = 0; r < R; r++)
-        store_outputs(job, o, r0 + r, y[r]);
+        store_outputs(job, o, r, y[r]);
 }
 
-INLINE void few_32(int R, bool four, const struct matmul_job *job, int64_t o, int r0)
+INLINE void few_32(int R, bool four, const struct matmul_job *job, int64_t o)
 {
     const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
     const size_t bytes = four ? 18 : 34;
@@ -625,7 +625,7 @@ INLINE void few_32(int R, bool four, const struct matmul_job *job, int64_t o, in
     struct act_32 act[FEW];
     for (int r = 0; r < R; r++) {
         y[r] = _mm256_setzero_ps();
-        act[r] = act_32_at(job->x[r0 + r], job->n_in);
+        act[r] = act_32_at(job->x[r], job->n_in);
     }
     struct tile t;
     aim(&t, job, o, 0);
@@ -656,14 +656,14 @@ INLINE void few_32(int R, bool four, const struct matmul_job *job, int64_t o, in
         }
     }
     for (int r = 0; r < R; r++)
-        store_outputs(job, o, r0 + r, y[r]);
+        store_outputs(job, o, r, y[r]);
 }
 
-static void few(const struct matmul_job *job, int64_t o, int r0, int rows)
+static void few(const struct matmul_job *job, int64_t o)
 {
 #define FEW_CASE(type, call)                                                                                                                         \
     case type:                                                                                                                                       \
-        if (rows == 1) {                                                                                                                             \
+        if (job->n_rows == 1) {                                                                                                                      \
             const int R = 1;                                                                                                                         \
             call;                                                                                                                                    \
         } else {                                                                                                                                     \
@@ -672,11 +672,11 @@ static void few(const struct matmul_job *job, int64_t o, int r0, int rows)
         }                                                                                                                                            \
         break
     switch (job->type) {
-        FEW_CASE(BLOCK_Q4_K, few_k(R, false, job, o, r0));
-        FEW_CASE(BLOCK_Q5_K, few_k(R, true, job, o, r0));
-        FEW_CASE(BLOCK_Q6_K, few_q6_k(R, job, o, r0));
-        FEW_CASE(BLOCK_Q8_0, few_32(R, false, job, o, r0));
-        FEW_CASE(BLOCK_Q4_0, few_32(R, true, job, o, r0));
+        FEW_CASE(BLOCK_Q4_K, few_k(R, false, job, o));
+        FEW_CASE(BLOCK_Q5_K, few_k(R, true, job, o));
+        FEW_CASE(BLOCK_Q6_K, few_q6_k(R, job, o));
+        FEW_CASE(BLOCK_Q8_0, few_32(R, false, job, o));
+        FEW_CASE(BLOCK_Q4_0, few_32(R, true, job, o));
     default:
         break;
     }
@@ -686,7 +686,7 @@ void matmul_int_avx2(const struct matmul_job *job)
 {
     for (int64_t o = 0; o < job->n_out; o += T) {
         if (job->n_rows <= FEW) {
-            few(job, o, 0, job->n_rows);
+            few(job, o);
             continue;
         }
         for (int r = 0; r < job->n_rows; r += MATMUL_PASS_ROWS)
@@ -696,14 +696,16 @@ void matmul_int_avx2(const struct matmul_job *job)
 
 /* ---- float weights ---- */
 
-void widen_f16_avx2(const void *src, float *dst, int64_t n)
+void widen_halves_avx2(enum block_type type, const void *src, float *dst, int64_t n)
 {
     const uint8_t *p = src;
     int64_t i = 0;
-    for (; i + 8 <= n; i += 8)
-        _mm256_storeu_ps(dst + i, _mm256_cvtph_ps(load_128(p + 2 * i)));
-    for (; i < n; i++)
-        dst[i] = f16_to_f32(load_u16(p + 2 * i));
+    for (; i + 8 <= n; i += 8) {
+        __m128i v = load_128(p + 2 * i);
+        __m256 wide = type == BLOCK_F16 ? _mm256_cvtph_ps(v) : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(v), 16));
+        _mm256_storeu_ps(dst + i, wide);
+    }
+    block_dequant(type, p + 2 * i, dst + i, (size_t)(n - i));
 }
 
 /* R activation rows with K weight rows; the sixteen partial sums are two vectors. */

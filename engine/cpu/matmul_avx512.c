@@ -560,7 +560,7 @@ INLINE __m512i halves_of(short a, short b)
 }
 
 /* Q4_K and Q5_K. A load of 64 packed bytes holds sub-blocks 4c and 4c + 2 in its low nibbles, 4c + 1 and 4c + 3 in the high ones. */
-INLINE void few_k(int R, bool five, const struct matmul_job *job, int64_t o, int r0)
+INLINE void few_k(int R, bool five, const struct matmul_job *job, int64_t o)
 {
     const __m512i low = _mm512_set1_epi8(15), bit4 = _mm512_set1_epi8(16);
     const __m512i spread01 =
@@ -579,7 +579,7 @@ INLINE void few_k(int R, bool five, const struct matmul_job *job, int64_t o, int
         const struct act_256 *act[FEW];
         __m512i x[FEW][4], sums[FEW][T];
         for (int r = 0; r < R; r++) {
-            act[r] = (const struct act_256 *)job->x[r0 + r] + b;
+            act[r] = (const struct act_256 *)job->x[r] + b;
             for (int c = 0; c < 2; c++) {
                 __m512i x0 = load_512(act[r]->q + 128 * c), x1 = load_512(act[r]->q + 128 * c + 64);
                 x[r][2 * c] = _mm512_shuffle_i64x2(x0, x1, 0x44);
@@ -615,11 +615,11 @@ INLINE void few_k(int R, bool five, const struct matmul_job *job, int64_t o, int
         }
     }
     for (int r = 0; r < R; r++)
-        store_outputs(job, o, r0 + r, y[r]);
+        store_outputs(job, o, r, y[r]);
 }
 
 /* Q6_K. Each 128-bit lane of an unpacked vector is one group of 16 values. */
-INLINE void few_q6_k(int R, const struct matmul_job *job, int64_t o, int r0)
+INLINE void few_q6_k(int R, const struct matmul_job *job, int64_t o)
 {
     const __m512i low = _mm512_set1_epi8(15), two = _mm512_set1_epi8(0x30);
     /* lane l: scale l four times, then scale 4 + l four times; and the same 8 scales on */
@@ -639,7 +639,7 @@ INLINE void few_q6_k(int R, const struct matmul_job *job, int64_t o, int r0)
         __m512i x[FEW][4], sums[FEW][T];
         __m256i sum16[FEW];
         for (int r = 0; r < R; r++) {
-            act[r] = (const struct act_256 *)job->x[r0 + r] + b;
+            act[r] = (const struct act_256 *)job->x[r] + b;
             sum16[r] = _mm256_load_si256((const __m256i *)(const void *)act[r]->sum16);
             for (int c = 0; c < 4; c++)
                 x[r][c] = load_512(act[r]->q + 64 * c);
@@ -668,11 +668,11 @@ INLINE void few_q6_k(int R, const struct matmul_job *job, int64_t o, int r0)
             y[r] = add_isum(y[r], act[r]->d, d, add_across(sums[r]));
     }
     for (int r = 0; r < R; r++)
-        store_outputs(job, o, r0 + r, y[r]);
+        store_outputs(job, o, r, y[r]);
 }
 
 /* Q8_0 and Q4_0: two blocks of a row at a time, one in each half of a vector. */
-INLINE void few_32(int R, bool four, const struct matmul_job *job, int64_t o, int r0)
+INLINE void few_32(int R, bool four, const struct matmul_job *job, int64_t o)
 {
     const __m512i flip = _mm512_set1_epi8(-128), low = _mm512_set1_epi8(15);
     const size_t bytes = four ? 18 : 34;
@@ -682,7 +682,7 @@ INLINE void few_32(int R, bool four, const struct matmul_job *job, int64_t o, in
     struct act_32 act[FEW];
     for (int r = 0; r < R; r++) {
         y[r] = _mm512_setzero_ps();
-        act[r] = act_32_at(job->x[r0 + r], job->n_in);
+        act[r] = act_32_at(job->x[r], job->n_in);
     }
     struct tile t;
     aim(&t, job, o, 0);
@@ -721,7 +721,7 @@ INLINE void few_32(int R, bool four, const struct matmul_job *job, int64_t o, in
         }
     }
     for (int r = 0; r < R; r++)
-        store_outputs(job, o, r0 + r, y[r]);
+        store_outputs(job, o, r, y[r]);
 }
 
 /* clang-format off */
@@ -748,28 +748,39 @@ static int few_limit(enum block_type type)
     return act_kind_of(type) == ACT_Q8_256 ? FEW : FEW / 2;
 }
 
-static void few(const struct matmul_job *job, int64_t o, int r0, int rows)
+#define FEW_ROWS(name, with, call)                                                                                                                   \
+    static __attribute__((noinline)) void name(const struct matmul_job *job, int64_t o, int rows)                                                    \
+    {                                                                                                                                                \
+        with(rows, call)                                                                                                                             \
+    }
+#define FEW_Q4_K(R) few_k(R, false, job, o)
+#define FEW_Q5_K(R) few_k(R, true, job, o)
+#define FEW_Q6_K(R) few_q6_k(R, job, o)
+#define FEW_Q8_0(R) few_32(R, false, job, o)
+#define FEW_Q4_0(R) few_32(R, true, job, o)
+FEW_ROWS(rows_q4_k, WITH_ROWS, FEW_Q4_K)
+FEW_ROWS(rows_q5_k, WITH_ROWS, FEW_Q5_K)
+FEW_ROWS(rows_q6_k, WITH_ROWS, FEW_Q6_K)
+FEW_ROWS(rows_q8_0, WITH_ROWS_32, FEW_Q8_0)
+FEW_ROWS(rows_q4_0, WITH_ROWS_32, FEW_Q4_0)
+
+static void few(const struct matmul_job *job, int64_t o)
 {
-#define FEW_Q4_K(R) few_k(R, false, job, o, r0)
-#define FEW_Q5_K(R) few_k(R, true, job, o, r0)
-#define FEW_Q6_K(R) few_q6_k(R, job, o, r0)
-#define FEW_Q8_0(R) few_32(R, false, job, o, r0)
-#define FEW_Q4_0(R) few_32(R, true, job, o, r0)
     switch (job->type) {
     case BLOCK_Q4_K:
-        WITH_ROWS(rows, FEW_Q4_K)
+        rows_q4_k(job, o, job->n_rows);
         break;
     case BLOCK_Q5_K:
-        WITH_ROWS(rows, FEW_Q5_K)
+        rows_q5_k(job, o, job->n_rows);
         break;
     case BLOCK_Q6_K:
-        WITH_ROWS(rows, FEW_Q6_K)
+        rows_q6_k(job, o, job->n_rows);
         break;
     case BLOCK_Q8_0:
-        WITH_ROWS_32(rows, FEW_Q8_0)
+        rows_q8_0(job, o, job->n_rows);
         break;
     default:
-        WITH_ROWS_32(rows, FEW_Q4_0)
+        rows_q4_0(job, o, job->n_rows);
         break;
     }
 }
@@ -778,7 +789,7 @@ void matmul_int_avx512(const struct matmul_job *job)
 {
     if (job->n_rows <= few_limit(job->type)) {
         for (int64_t o = 0; o < job->n_out; o += T)
-            few(job, o, 0, job->n_rows);
+            few(job, o);
         return;
     }
     for (int64_t o = 0; o < job->n_out; o += 2 * T) {
@@ -789,14 +800,16 @@ void matmul_int_avx512(const struct matmul_job *job)
 
 /* ---- float weights ---- */
 
-void widen_f16_avx512(const void *src, float *dst, int64_t n)
+void widen_halves_avx512(enum block_type type, const void *src, float *dst, int64_t n)
 {
     const uint8_t *p = src;
     int64_t i = 0;
-    for (; i + 16 <= n; i += 16)
-        _mm512_storeu_ps(dst + i, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)(p + 2 * i))));
-    for (; i < n; i++)
-        dst[i] = f16_to_f32(load_u16(p + 2 * i));
+    for (; i + 16 <= n; i += 16) {
+        __m256i v = _mm256_loadu_si256((const __m256i *)(const void *)(p + 2 * i));
+        __m512 wide = type == BLOCK_F16 ? _mm512_cvtph_ps(v) : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16));
+        _mm512_storeu_ps(dst + i, wide);
+    }
+    block_dequant(type, p + 2 * i, dst + i, (size_t)(n - i));
 }
 
 /* 8 + 8, 4 + 4, 2 + 2, 1 + 1. */

@@ -83,13 +83,13 @@ void act_256_avx2(const float *x, int64_t n, struct act_256 *dst);
 void act_32_avx2(const float *x, int64_t n, void *dst);
 void matmul_int_avx2(const struct matmul_job *job);
 void matmul_dot_avx2(const struct dot_job *job);
-void widen_f16_avx2(const void *src, float *dst, int64_t n);
+void widen_halves_avx2(enum block_type type, const void *src, float *dst, int64_t n); /* F16 or BF16 */
 
 void act_256_avx512(const float *x, int64_t n, struct act_256 *dst);
 void act_32_avx512(const float *x, int64_t n, void *dst);
 void matmul_int_avx512(const struct matmul_job *job);
 void matmul_dot_avx512(const struct dot_job *job);
-void widen_f16_avx512(const void *src, float *dst, int64_t n);
+void widen_halves_avx512(enum block_type type, const void *src, float *dst, int64_t n);
 #endif
 
 static inline float f32_of_bits(uint32_t bits)

@@ -44,6 +44,7 @@ static void read_task(void *arg, int i, int worker)
     const uint64_t *p = (const uint64_t *)(const void *)(b->memory + (size_t)i * READ_PER_TASK);
     uint64_t s[8] = {0};
     for (size_t k = 0; k < READ_PER_TASK / 8; k += 8) {
+        __builtin_prefetch(p + k + 512);
         for (size_t j = 0; j < 8; j++)
             s[j] += p[k + j];
     }
