@@ -31,8 +31,8 @@ static int check_options(const struct engine_options *o, struct error *err)
         return error_set(err, "the rows of a step are %d: expected 1 to %d", o->max_rows, MOST_ROWS);
     if (o->context < 0)
         return error_set(err, "context is %d: expected a number of tokens, or 0 for the default", o->context);
-    if (o->kv_type != KV_F32 && o->kv_type != KV_F16)
-        return error_set(err, "kv-type: expected f16 or f32");
+    if (o->kv_type != KV_F32 && o->kv_type != KV_F16 && o->kv_type != KV_Q8_0)
+        return error_set(err, "kv-type: expected f16, q8_0 or f32");
     return 0;
 }
 

@@ -134,7 +134,7 @@ static void begin(struct engine *e, struct sequence *s, const struct sequence_op
     r->matched = f.matched;
     r->miss = miss_of(f.loss);
     bool failed = false;
-    if (o->image && (o->image->first_page + o->image->n_pages) * (int64_t)GRID > in_memory) {
+    if (o->image && ((int64_t)o->image->first_page + o->image->n_pages) * GRID > in_memory) {
         r->cached = engine_disk_import(e, s, o->prompt, o->n_prompt, o->image);
         failed = !r->cached;
         if (r->cached)

@@ -24,6 +24,19 @@ static bool begins_with(const struct tokenizer *t, const int32_t *ids, int n, co
     return left == 0;
 }
 
+/* Behind the line that opens a message, "<|im_start|>ROLE\n" from i on. */
+static int role_end(const struct tokenizer *t, const int32_t *ids, int n, int i)
+{
+    enum { ROLE_TOKENS = 8 };
+    for (int k = i + 1; k < n && k <= i + ROLE_TOKENS; k++) {
+        size_t len;
+        const char *bytes = tokenizer_bytes(t, ids[k], &len);
+        if (len && bytes[len - 1] == '\n')
+            return k + 1;
+    }
+    return i;
+}
+
 /* Behind the <|im_end|> at i, and the newline that always follows it. */
 static int message_end(int i, int n)
 {
@@ -68,6 +81,9 @@ int prefix_plan(const struct prefix_marks *m, const int32_t *ids, int n, int fro
     for (int i = n - 1; i > 0 && n_ends < PLAN_MESSAGES && m->im_end >= 0; i--)
         if (ids[i] == m->im_end)
             ends[n_ends++] = message_end(i, n);
+    /* What the next turn is sure to repeat includes the line that opens the answer; of what follows it (an empty block of reasoning) it is not. */
+    if (n_ends && ends[0] < n && ids[ends[0]] == m->im_start)
+        want(&p, role_end(m->tokenizer, ids, n, ends[0]));
     if (n_ends)
         want(&p, ends[0]);
     want(&p, prefix_system_end(m, ids, n));

@@ -22,7 +22,7 @@ struct prefix_marks prefix_marks_of(const struct tokenizer *t);
 int prefix_system_end(const struct prefix_marks *m, const int32_t *ids, int n);
 
 /* Grid lines (multiples of GRID) above `from` and below n, in ascending order, at most `most` of them; the least useful are left out first:
- * - the end of the last message, where the next turn and another answer begin;
+ * - the end of the last message and of the line that opens the answer, where the next turn and another answer begin;
  * - the end of system + tools, where other conversations branch off;
  * - `branch`, where this text left a known one (0: nowhere);
  * - the last one before the end of the prompt;

@@ -4,6 +4,11 @@
 
 #include "tests/golden/golden_util.h"
 
+#include <ftw.h>
+#include <unistd.h>
+
+#include "engine/cache_disk.h"
+
 enum { ANSWER = 64 }; /* greedy tokens of a run */
 
 /* What a run computed: the logits of the prompt's last token and of each answer token, and the answer. */
@@ -66,14 +71,15 @@ static inline struct run run_with(struct engine *e, const struct sequence_option
     return r;
 }
 
+/* As far as both go. */
 static inline void run_same(const struct engine *e, const struct run *a, const struct run *b, const char *what)
 {
     const size_t v = (size_t)tokenizer_vocab_size(engine_tokenizer(e));
-    assert_int_equal(a->n_answer, b->n_answer);
-    for (int i = 0; i <= a->n_answer; i++)
+    const int n = a->n_answer < b->n_answer ? a->n_answer : b->n_answer;
+    for (int i = 0; i <= n; i++)
         if (memcmp(a->rows + (size_t)i * v, b->rows + (size_t)i * v, v * sizeof(float)) != 0)
             fail_msg("%s: the logits after answer token %d differ from the cold run's (%d tokens from the cache)", what, i, b->cache.cached);
-    assert_memory_equal(a->answer, b->answer, (size_t)a->n_answer * sizeof a->answer[0]);
+    assert_memory_equal(a->answer, b->answer, (size_t)n * sizeof a->answer[0]);
 }
 
 /* The prompt with whatever the cache gives, compared with a cold run on the same engine. `answer` (may be NULL) receives the answer. */
@@ -91,6 +97,71 @@ static inline struct cache_result run_exact(struct engine *e, const struct seque
     run_free(&cold);
     run_free(&own);
     return own.cache;
+}
+
+/* ---- the disk ---- */
+
+struct folder {
+    char path[64];
+};
+
+static inline struct folder new_folder(void)
+{
+    struct folder f = {"/tmp/bedside-cache-XXXXXX"};
+    const char *tmp = getenv("TMPDIR");
+    if (tmp && strlen(tmp) < 32)
+        snprintf(f.path, sizeof f.path, "%s/bedside-cache-XXXXXX", tmp);
+    assert_non_null(mkdtemp(f.path));
+    return f;
+}
+
+static inline int remove_entry(const char *path, const struct stat *info, int type, struct FTW *at)
+{
+    (void)info;
+    (void)type;
+    (void)at;
+    return remove(path);
+}
+
+static inline void remove_folder(const struct folder *f)
+{
+    assert_int_equal(nftw(f->path, remove_entry, 8, FTW_DEPTH | FTW_PHYS), 0);
+}
+
+/* An engine that writes to the folder, as a server does. */
+struct server {
+    struct cache_disk *disk;
+    struct engine *e;
+};
+
+static inline struct server server_open(const struct engine_options *options, const struct folder *f)
+{
+    struct server s = {0};
+    struct error err = {""};
+    struct cache_disk_options d = {.dir = f->path};
+    if (cache_disk_open(&s.disk, &d, &err))
+        fail_msg("%s", err.text);
+    struct engine_options o = *options;
+    o.disk = s.disk;
+    s.e = golden_engine_with(&o);
+    return s;
+}
+
+static inline void server_close(struct server *s)
+{
+    engine_close(s->e);
+    cache_disk_close(s->disk);
+}
+
+/* What the disk has for a prompt. */
+static inline bool read_image(const struct server *s, const char *ns, const int32_t *ids, int n, struct cache_image *image)
+{
+    struct cache_key keys[64], before = cache_key_root(engine_info(s->e)->model_id, ns);
+    const int cells = (n - 1) / GRID;
+    assert_in_range(cells, 0, 64);
+    for (int i = 0; i < cells; i++)
+        before = keys[i] = cache_key_next(&before, ids + (size_t)i * GRID, GRID);
+    return cache_disk_read(s->disk, ns, keys, ids, cells, 0, image);
 }
 
 #endif

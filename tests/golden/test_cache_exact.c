@@ -2,10 +2,9 @@
  * it hits where it should. */
 #include "tests/golden/cache_util.h"
 
-#include <unistd.h>
+#include <limits.h>
 
 #include "base/buf.h"
-#include "engine/cache_disk.h"
 
 struct subject {
     const char *path;
@@ -276,6 +275,156 @@ static void a_dropped_namespace_stays_dropped(void **state)
     engine_close(e);
 }
 
+/* With shared system prompts, and only there: what stands behind the system message is seen by nobody else. */
+static void only_the_system_prefix_is_shared_when_asked_for(void **state)
+{
+    struct engine_options options = options_of(*state);
+    for (int share = 0; share < 2; share++) {
+        options.share_system = share;
+        struct engine *e = golden_engine_with(&options);
+        const struct tokenizer *t = engine_tokenizer(e);
+        struct buf system = BUF_INIT;
+        buf_puts(&system, "<|im_start|>system\n");
+        for (int i = 0; i < 40; i++)
+            buf_printf(&system, "Rule %d: answer from the record. ", i);
+        buf_puts(&system, "<|im_end|>\n");
+        const int n_system = (int)system.len; /* of bytes; the tokens are counted below */
+        buf_puts(&system, "<|im_start|>user\nThe record of a patient. The record of a patient. The record of a patient. The record of a patient. The "
+                          "record of a patient. The record of a patient. The record of a patient. The record of a patient. The record of a patient. "
+                          "What is it?<|im_end|>\n<|im_start|>assistant\n");
+        struct token_list ids = {0}, head = {0};
+        const struct text_range all = {0, system.len}, first = {0, (size_t)n_system};
+        assert_int_equal(tokenizer_encode(t, system.data, system.len, &all, 1, 0, &ids, NULL), 0);
+        assert_int_equal(tokenizer_encode(t, system.data, (size_t)n_system, &first, 1, 0, &head, NULL), 0);
+        const int n = (int)ids.len, line = (int)head.len / GRID * GRID;
+        assert_true(line >= GRID && n > line + 2 * GRID);
+
+        struct sequence_options o = {.ns = "a", .prompt = ids.ids, .n_prompt = n};
+        struct cache_result r = run_exact(e, &o, 8, "first", NULL);
+        expect(&r, 0, CACHE_MISS_EMPTY, -1);
+        o.ns = "b";
+        r = run_exact(e, &o, 8, "another namespace", NULL);
+        if (share) {
+            expect(&r, line, CACHE_MISS_NONE, line);
+        } else {
+            expect(&r, 0, CACHE_MISS_EMPTY, -1);
+        }
+        r = run_exact(e, &o, 8, "the same one again", NULL);
+        assert_true(r.cached > line && r.miss == CACHE_MISS_NONE);
+        /* Dropping a patient leaves the shared part, and takes the rest. */
+        struct engine_cache_removed removed;
+        engine_cache_drop(e, "a", &removed);
+        engine_cache_drop(e, "b", &removed);
+        o.ns = "a";
+        r = run_exact(e, &o, 8, "after the drop", NULL);
+        if (share) {
+            expect(&r, line, CACHE_MISS_NONE, line);
+        } else {
+            expect(&r, 0, CACHE_MISS_EMPTY, -1);
+        }
+        nothing_runs(e);
+        buf_free(&system);
+        token_list_free(&ids);
+        token_list_free(&head);
+        engine_close(e);
+    }
+}
+
+/* ---- the disk ---- */
+
+static void a_restart_changes_no_bit_and_forgets_nothing(void **state)
+{
+    const struct engine_options options = options_of(*state);
+    const struct folder folder = new_folder();
+    int32_t text[LONG + ANSWER + 20];
+    text_of(21, text, LONG);
+    text_of(22, text + LONG + ANSWER, 20);
+
+    struct server s = server_open(&options, &folder);
+    struct sequence_options o = {.ns = "anna", .prompt = text, .n_prompt = LONG};
+    run_exact(s.e, &o, ANSWER, "before the restart", text + LONG);
+    struct engine_cache_stats stats;
+    engine_cache_stats(s.e, &stats);
+    assert_true(stats.disk_queued >= 5);
+    const uint64_t queued = stats.disk_queued;
+    run_exact(s.e, &o, ANSWER, "again", NULL);
+    engine_cache_stats(s.e, &stats);
+    assert_int_equal(stats.disk_queued, queued); /* nothing is written twice */
+    server_close(&s);
+
+    /* The whole conversation, so far as it was kept: 320 tokens with the answer's own snapshot. */
+    s = server_open(&options, &folder);
+    struct cache_image image = {0};
+    assert_false(read_image(&s, "bert", text, LONG + ANSWER + 20, &image));
+    cache_image_free(&image);
+    assert_true(read_image(&s, "anna", text, LONG + ANSWER + 20, &image));
+    assert_int_equal(image.first_page + image.n_pages, 320 / GRID);
+    o.n_prompt = LONG + ANSWER + 20;
+    o.image = &image;
+    struct cache_result r = run_exact(s.e, &o, ANSWER, "after the restart", NULL);
+    expect(&r, 320, CACHE_MISS_NONE, 320);
+    assert_int_equal(r.source, CACHE_FROM_DISK);
+    /* From now on it is in memory, whether the image comes along or not. */
+    r = run_exact(s.e, &o, ANSWER, "with the image again", NULL);
+    assert_int_equal(r.cached, 320);
+    assert_int_equal(r.source, CACHE_FROM_MEMORY);
+    o.image = NULL;
+    r = run_exact(s.e, &o, ANSWER, "without", NULL);
+    assert_int_equal(r.cached, 320);
+    engine_cache_stats(s.e, &stats);
+    assert_int_equal(stats.hits_disk, 1);
+
+    /* Images that do not fit are not used, and harm nothing. */
+    struct engine_cache_removed removed;
+    for (int i = 0; i < 6; i++) {
+        engine_cache_drop(s.e, "anna", &removed);
+        struct cache_image bad = image;
+        o.image = &bad;
+        switch (i) {
+        case 0:
+            bad.state_bytes--;
+            bad.pages = is_hybrid(s.e) ? bad.pages : NULL; /* a model without states has nothing to compare */
+            break;
+        case 1:
+            bad.n_pages = 1000;
+            break;
+        case 2:
+            bad.first_page = 1; /* and nothing in memory to stand before it */
+            bad.n_pages = 3;
+            break;
+        case 3:
+            bad.first_page = -1;
+            break;
+        case 4:
+            bad.first_page = INT_MAX;
+            break;
+        default:
+            bad.pages = NULL;
+            break;
+        }
+        r = run_exact(s.e, &o, 4, "a bad image", NULL);
+        expect(&r, 0, CACHE_MISS_FAILED, 0);
+    }
+
+    /* An image that goes on where memory ends. */
+    engine_cache_drop(s.e, "anna", &removed);
+    o = (struct sequence_options){.ns = "anna", .prompt = text, .n_prompt = 140};
+    run_exact(s.e, &o, 4, "the beginning", NULL);
+    struct cache_image tail = image;
+    tail.first_page = 2;
+    tail.n_pages = image.n_pages - 2;
+    tail.pages = image.pages + 2 * engine_info(s.e)->page_bytes;
+    o.n_prompt = LONG + ANSWER + 20;
+    o.image = &tail;
+    r = run_exact(s.e, &o, ANSWER, "memory and disk together", NULL);
+    assert_int_equal(r.cached, 320);
+    assert_int_equal(r.source, CACHE_FROM_DISK);
+    nothing_runs(s.e);
+    cache_image_free(&image);
+    server_close(&s);
+    remove_folder(&folder);
+}
+
 /* ---- memory ---- */
 
 /* Whatever lies idle in the cache, sequences get the whole budget. */
@@ -388,8 +537,14 @@ int main(void)
         ON(twins_share_their_pages, TINY("qwen3-q8_0"), KV_F16, false),
         ON(namespaces_never_hit_one_another, TINY("qwen35moe-q8_0"), KV_F16, false),
         ON(namespaces_never_hit_one_another, TINY("qwen3-q8_0"), KV_F16, false),
+        ON(only_the_system_prefix_is_shared_when_asked_for, TINY("qwen35moe-q8_0"), KV_F16, false),
+        ON(only_the_system_prefix_is_shared_when_asked_for, TINY("qwen3-q8_0"), KV_F16, false),
         ON(a_dropped_namespace_stays_dropped, TINY("qwen35moe-q8_0"), KV_F16, false),
         ON(a_dropped_namespace_stays_dropped, TINY("qwen3-q8_0"), KV_F16, false),
+        ON(a_restart_changes_no_bit_and_forgets_nothing, TINY("qwen35moe-f32"), KV_F32, true),
+        ON(a_restart_changes_no_bit_and_forgets_nothing, TINY("qwen35moe-q8_0"), KV_F16, false),
+        ON(a_restart_changes_no_bit_and_forgets_nothing, TINY("qwen35-q8_0"), KV_F16, false),
+        ON(a_restart_changes_no_bit_and_forgets_nothing, TINY("qwen3-q8_0"), KV_F16, false),
         ON(idle_pages_never_make_a_step_fail, TINY("qwen35moe-q8_0"), KV_F16, false),
         ON(idle_pages_never_make_a_step_fail, TINY("qwen3-q8_0"), KV_F16, false),
         ON(a_cache_too_small_for_one_snapshot_is_off, TINY("qwen35moe-q8_0"), KV_F16, false),
