@@ -134,6 +134,7 @@ static int check_tool_choice(const char *name, const json_t *value, const json_t
 /* https://platform.openai.com/docs/api-reference/chat/create, and what other local servers added to it. */
 static const struct chat_field fields[] = {
     {"audio", FIELD_REFUSED, NULL, "is not supported: this server writes text only"},
+    {"cache_namespace", FIELD_HONOURED, check_string, NULL},
     {"chat_template_kwargs", FIELD_HONOURED, check_object, NULL},
     {"frequency_penalty", FIELD_HONOURED, NULL, NULL},
     {"function_call", FIELD_REFUSED, NULL, "is not supported: use tool_choice"},

@@ -16,6 +16,7 @@
 #include "api/json_line.h"
 #include "base/alloc.h"
 #include "base/buf.h"
+#include "engine/cache_disk.h"
 
 enum {
     MAX_MESSAGES = 16384,
@@ -307,9 +308,28 @@ static int take_stream(struct chat_request *r, const json_t *root, struct api_er
     bool obfuscation = false; /* padding against traffic analysis, useless on a loopback; accepted, never sent */
     const json_t *options = member(root, "stream_options");
     if (take_bool(root, "stream", "stream", &r->stream, NULL, err) < 0 ||
-        take_bool(options, "include_usage", "stream_options.include_usage", &r->include_usage, NULL, err) < 0)
+        take_bool(options, "include_usage", "stream_options.include_usage", &r->include_usage, NULL, err) < 0 ||
+        take_bool(options, "include_progress", "stream_options.include_progress", &r->include_progress, NULL, err) < 0)
         return -1;
     return take_bool(options, "include_obfuscation", "stream_options.include_obfuscation", &obfuscation, NULL, err);
+}
+
+int chat_namespace_check(const char *name, size_t len, const char *where, struct api_error *err)
+{
+    if (cache_namespace_valid(name, len))
+        return 0;
+    return api_error_set(err, 400, "invalid_value", where, "%s must be 1 to %d characters of A-Z a-z 0-9 . _ - and begin with a letter, digit or _",
+                         where, (int)CACHE_NAMESPACE_MAX);
+}
+
+static int take_namespace(struct chat_request *r, const json_t *root, struct api_error *err)
+{
+    const json_t *ns = member(root, "cache_namespace");
+    if (!ns)
+        return 0;
+    if (text_from_json(&r->cache_namespace, ns, err) < 0)
+        return -1;
+    return chat_namespace_check(r->cache_namespace.data, r->cache_namespace.len, "cache_namespace", err);
 }
 
 /* Thinking is on unless chat_template_kwargs.enable_thinking is false or reasoning_effort is "none". */
@@ -695,9 +715,9 @@ int chat_request_parse(struct chat_request **out, const char *body, size_t len, 
     }
     r->max_tokens = -1;
     const json_t *model = member(root, "model");
-    if (chat_fields_check(root, err) < 0 || (model && text_from_json(&r->model, model, err) < 0) || take_messages(r, root, err) < 0 ||
-        take_tools(r, root, err) < 0 || take_max_tokens(r, root, err) < 0 || take_sampling(r, root, defaults, err) < 0 ||
-        take_stop(r, root, err) < 0 || take_stream(r, root, err) < 0 || take_thinking(r, root, err) < 0)
+    if (chat_fields_check(root, err) < 0 || (model && text_from_json(&r->model, model, err) < 0) || take_namespace(r, root, err) < 0 ||
+        take_messages(r, root, err) < 0 || take_tools(r, root, err) < 0 || take_max_tokens(r, root, err) < 0 ||
+        take_sampling(r, root, defaults, err) < 0 || take_stop(r, root, err) < 0 || take_stream(r, root, err) < 0 || take_thinking(r, root, err) < 0)
         goto done;
     *out = r;
     r = NULL;
@@ -741,5 +761,6 @@ void chat_request_free(struct chat_request *r)
         text_free(&r->stop[i]);
     free(r->bias);
     text_free(&r->model);
+    text_free(&r->cache_namespace);
     free(r);
 }

@@ -51,6 +51,9 @@ struct chat_request {
     struct text *tools; /* each definition as one line of JSON, key order kept, separators ", " and ": " */
     size_t n_tools;     /* 0 also for tool_choice "none" */
     bool stream, include_usage;
+    bool include_progress;          /* stream_options.include_progress: events that say how much of the prompt was read */
+    struct text cache_namespace;    /* cache_namespace: whose cached text may be used; data NULL when absent */
+    bool warm;                      /* set by the server: the messages are only to be read into the cache, nothing is asked */
     int64_t max_tokens;             /* -1 = not given */
     struct sampler_params sampling; /* defaults applied; bias points into `bias` */
     bool seed_given;                /* otherwise the caller draws one */
@@ -70,6 +73,9 @@ struct chat_defaults {
 
 /* Parses and validates a body. *out is set on success only. Returns 0 or -1 with *err. */
 int chat_request_parse(struct chat_request **out, const char *body, size_t len, const struct chat_defaults *defaults, struct api_error *err);
+
+/* Whether a namespace that came in `where` (a field or a header) may be used. 0, or -1 with a 400. */
+int chat_namespace_check(const char *name, size_t len, const char *where, struct api_error *err);
 void chat_request_free(struct chat_request *r); /* r may be NULL */
 
 #endif

@@ -351,7 +351,7 @@ static void write_assistant(struct writer *w, const struct chat_request *r, size
         else
             write_call_xml(w, &m->calls[k]);
     }
-    if (!last)
+    if (!last || r->warm)
         own(w, "<|im_end|>\n");
     w->p->may_reason = last && w->family == CHAT_QWEN3 && !block && !content.len && r->enable_thinking;
 }
@@ -404,7 +404,7 @@ static bool last_question(const struct chat_request *r, enum chat_family family,
 }
 
 /* What the models' own templates refuse, and what cannot be continued. */
-static int check(const struct chat_request *r, enum chat_family family, bool has_question, struct api_error *err)
+static int check_messages(const struct chat_request *r, enum chat_family family, bool has_question, struct api_error *err)
 {
     for (size_t i = 0; i < r->n_messages; i++) {
         const struct chat_message *m = &r->messages[i];
@@ -415,7 +415,7 @@ static int check(const struct chat_request *r, enum chat_family family, bool has
         if (i + 1 == r->n_messages && m->role == ROLE_ASSISTANT && m->n_calls)
             return refuse(err, i, ".tool_calls", "is not followed by tool messages: send the results of the calls");
     }
-    if (family != CHAT_QWEN3 && !has_question)
+    if (family != CHAT_QWEN3 && !has_question && !r->warm)
         return api_error_set(err, 400, "invalid_value", "messages", "messages must have a user message: this model's template needs a question");
     return 0;
 }
@@ -425,7 +425,7 @@ int chat_template_render(const struct chat_template *t, const struct chat_reques
     *out = (struct prompt){.text = BUF_INIT};
     size_t question;
     bool has_question = last_question(r, t->family, &question);
-    if (check(r, t->family, has_question, err) < 0)
+    if (check_messages(r, t->family, has_question, err) < 0)
         return -1;
     struct writer w = {.p = out, .family = t->family};
     bool system_done = r->n_tools > 0 && r->messages[0].role == ROLE_SYSTEM;
@@ -449,7 +449,7 @@ int chat_template_render(const struct chat_template *t, const struct chat_reques
             break;
         }
     }
-    if (r->messages[r->n_messages - 1].role != ROLE_ASSISTANT)
+    if (r->messages[r->n_messages - 1].role != ROLE_ASSISTANT && !r->warm)
         write_generation_prompt(&w, r->enable_thinking);
     if (w.failed || out->text.failed) {
         prompt_free(out);

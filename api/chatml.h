@@ -34,7 +34,7 @@ struct prompt {
 };
 
 /* Renders the request's messages, tools and thinking mode. When the last message is the assistant's, its text is left open and the answer
- * continues it. 0, or -1 with a 400 that names the message (e.g. a system message that is not first, no user message). */
+ * continues it; when the request only warms the cache, all messages are closed and nothing is asked. 0, or -1 with a 400 that names the message (e.g. a system message that is not first, no user message). */
 int chat_template_render(const struct chat_template *t, const struct chat_request *r, struct prompt *out, struct api_error *err);
 void prompt_free(struct prompt *p);
 

@@ -161,6 +161,30 @@ static void write_usage(struct buf *out, const struct usage *u)
                u->prompt_tokens, u->completion_tokens, (long long)u->prompt_tokens + u->completion_tokens, u->cached_tokens, u->reasoning_tokens);
 }
 
+/* Tokens per second; 0 when nothing was measured. */
+static double rate(int tokens, double ms)
+{
+    return ms > 0 ? tokens * 1e3 / ms : 0;
+}
+
+static void write_timings(struct buf *out, const struct timings *t)
+{
+    if (!t)
+        return;
+    buf_printf(out, ",\"timings\":{\"queue_ms\":%.3f,\"prefill_ms\":%.3f,\"prefill_tokens\":%d,\"prefill_tokens_per_second\":%.2f", t->queue_ms,
+               t->prefill_ms, t->prefill_tokens, rate(t->prefill_tokens, t->prefill_ms));
+    buf_printf(out, ",\"decode_ms\":%.3f,\"decode_tokens\":%d,\"decode_tokens_per_second\":%.2f", t->decode_ms, t->decode_tokens,
+               rate(t->decode_tokens, t->decode_ms));
+    buf_printf(out, ",\"cached_tokens\":%d,\"cache_source\":\"%s\",\"cache_miss\":", t->cached_tokens, t->cache_source);
+    if (t->cache_miss)
+        reply_json_string(out, t->cache_miss, strlen(t->cache_miss));
+    else
+        buf_puts(out, "null");
+    if (t->cache_miss && t->cache_miss_at >= 0)
+        buf_printf(out, ",\"cache_miss_at\":%d", t->cache_miss_at);
+    buf_printf(out, ",\"pauses\":%d}", t->pauses);
+}
+
 /* Starts an event up to and including "delta":{ of the only choice. */
 static void begin_chunk(struct buf *out, const struct reply_head *head)
 {
@@ -170,18 +194,20 @@ static void begin_chunk(struct buf *out, const struct reply_head *head)
 }
 
 /* Ends what begin_chunk began. */
-static void end_chunk(struct buf *out, const struct buf *logprobs, enum finish_reason reason)
+static void end_chunk(struct buf *out, const struct buf *logprobs, enum finish_reason reason, const struct timings *timings)
 {
     buf_putc(out, '}');
     write_logprobs(out, logprobs);
-    buf_printf(out, ",\"finish_reason\":%s}]}\n\n", finish_name(reason));
+    buf_printf(out, ",\"finish_reason\":%s}]", finish_name(reason));
+    write_timings(out, timings);
+    buf_puts(out, "}\n\n");
 }
 
 void reply_chunk_role(struct buf *out, const struct reply_head *head)
 {
     begin_chunk(out, head);
     buf_puts(out, "\"role\":\"assistant\",\"content\":\"\"");
-    end_chunk(out, NULL, FINISH_NONE);
+    end_chunk(out, NULL, FINISH_NONE, NULL);
 }
 
 /* Writes nothing when there is neither text nor logprobs: a token may be held back whole. */
@@ -199,13 +225,21 @@ void reply_chunk_delta(struct buf *out, const struct reply_head *head, const str
         buf_puts(out, has_text(reasoning) ? ",\"content\":" : "\"content\":");
         reply_json_string(out, content->data, content->len);
     }
-    end_chunk(out, logprobs, FINISH_NONE);
+    end_chunk(out, logprobs, FINISH_NONE, NULL);
 }
 
-void reply_chunk_finish(struct buf *out, const struct reply_head *head, enum finish_reason reason)
+void reply_chunk_progress(struct buf *out, const struct reply_head *head, const struct progress *progress)
+{
+    buf_puts(out, "data: ");
+    write_head(out, head, "chat.completion.chunk");
+    buf_printf(out, ",\"choices\":[],\"prompt_progress\":{\"total\":%d,\"cached\":%d,\"processed\":%d,\"time_ms\":%.0f}}\n\n", progress->total,
+               progress->cached, progress->done, progress->elapsed_ms);
+}
+
+void reply_chunk_finish(struct buf *out, const struct reply_head *head, enum finish_reason reason, const struct timings *timings)
 {
     begin_chunk(out, head);
-    end_chunk(out, NULL, reason);
+    end_chunk(out, NULL, reason, timings);
 }
 
 void reply_chunk_usage(struct buf *out, const struct reply_head *head, const struct usage *usage)
@@ -230,7 +264,7 @@ void reply_chunk_done(struct buf *out)
 }
 
 void reply_whole(struct buf *out, const struct reply_head *head, const struct buf *reasoning, const struct buf *content, const struct buf *logprobs,
-                 enum finish_reason reason, const struct usage *usage)
+                 enum finish_reason reason, const struct usage *usage, const struct timings *timings)
 {
     write_head(out, head, "chat.completion");
     buf_puts(out, ",\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":");
@@ -246,6 +280,7 @@ void reply_whole(struct buf *out, const struct reply_head *head, const struct bu
     write_logprobs(out, logprobs);
     buf_printf(out, ",\"finish_reason\":%s}]", finish_name(reason));
     write_usage(out, usage);
+    write_timings(out, timings);
     buf_putc(out, '}');
 }
 

@@ -229,7 +229,7 @@ static void end_with_reply(struct chat *c, enum finish_reason reason)
     struct usage usage;
     usage_of(c, &usage);
     if (!c->stream) {
-        reply_whole(&c->event, &c->head, &c->reasoning, &c->content, c->logprobs ? &c->chances : NULL, reason, &usage);
+        reply_whole(&c->event, &c->head, &c->reasoning, &c->content, c->logprobs ? &c->chances : NULL, reason, &usage, NULL);
         if (!c->event.failed) {
             c->status = 200;
             send_event(c);
@@ -237,7 +237,7 @@ static void end_with_reply(struct chat *c, enum finish_reason reason)
         return;
     }
     send_delta(c);
-    reply_chunk_finish(&c->event, &c->head, reason);
+    reply_chunk_finish(&c->event, &c->head, reason, NULL);
     if (c->include_usage)
         reply_chunk_usage(&c->event, &c->head, &usage);
     reply_chunk_done(&c->event);

@@ -286,6 +286,25 @@ static void every_sampling_field_reaches_the_sampler(void **state)
     chat_request_free(r);
 }
 
+static void a_namespace_is_a_plain_name_or_refused(void **state)
+{
+    (void)state;
+    struct chat_request *r = with("\"cache_namespace\":\"patient-7.a_B\",\"stream_options\":{\"include_progress\":true}");
+    assert_string_equal(r->cache_namespace.data, "patient-7.a_B");
+    assert_true(r->include_progress);
+    chat_request_free(r);
+    r = with("\"cache_namespace\":null");
+    assert_null(r->cache_namespace.data);
+    chat_request_free(r);
+    static const char *const bad[] = {"", ".", "..", "../x", "/etc/passwd", "a/b", "-a", "a b", "a\\u0000b", "\u0430"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        char field[64];
+        snprintf(field, sizeof field, "\"cache_namespace\":\"%s\"", bad[i]);
+        refused_with(field, "cache_namespace", "cache_namespace must be 1 to 64 characters");
+    }
+    refused_with("\"cache_namespace\":7", "cache_namespace", "must be a string");
+}
+
 static void edge_values_become_what_the_sampler_can_take(void **state)
 {
     (void)state;
@@ -335,6 +354,7 @@ static void values_out_of_range_are_refused_with_the_range(void **state)
     refused_with("\"logit_bias\":[]", "logit_bias", "must be an object, not an array");
     refused_with("\"stream\":\"yes\"", "stream", "must be a boolean");
     refused_with("\"stream_options\":{\"include_usage\":1}", "stream_options.include_usage", "must be a boolean");
+    refused_with("\"stream_options\":{\"include_progress\":1}", "stream_options.include_progress", "must be a boolean");
     refused_with("\"stream_options\":true", "stream_options", "must be an object");
 }
 
@@ -614,6 +634,7 @@ int main(void)
         cmocka_unit_test(harmless_values_pass_and_others_are_refused_by_name),
         cmocka_unit_test(a_silent_request_gets_the_servers_defaults),
         cmocka_unit_test(every_sampling_field_reaches_the_sampler),
+        cmocka_unit_test(a_namespace_is_a_plain_name_or_refused),
         cmocka_unit_test(edge_values_become_what_the_sampler_can_take),
         cmocka_unit_test(values_out_of_range_are_refused_with_the_range),
         cmocka_unit_test(stop_is_a_string_or_up_to_sixteen),

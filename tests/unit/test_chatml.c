@@ -294,6 +294,33 @@ static uint32_t next(uint64_t *seed)
     return (uint32_t)(*seed >> 33);
 }
 
+/* What is read in advance must be the beginning of the request that follows. */
+static void warming_closes_every_message_and_asks_nothing(void **state)
+{
+    (void)state;
+    static const char *const bodies[] = {
+        "{\"messages\":[{\"role\":\"system\",\"content\":\"record\"}]}",
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"record\"}]}",
+    };
+    static const char *const wants[] = {"<|im_start|>system\nrecord<|im_end|>\n", "<|im_start|>user\nrecord<|im_end|>\n"};
+    for (int family = CHAT_QWEN3; family <= CHAT_QWEN36; family++) {
+        for (size_t i = 0; i < 2; i++) {
+            struct chat_template t;
+            struct chat_request *r = NULL;
+            struct prompt p;
+            struct api_error err = {0};
+            open_family(&t, (enum chat_family)family);
+            assert_int_equal(chat_request_parse(&r, bodies[i], strlen(bodies[i]), &defaults, &err), 0);
+            r->warm = true;
+            assert_int_equal(chat_template_render(&t, r, &p, &err), 0);
+            assert_string_equal(p.text.data, wants[i]);
+            prompt_free(&p);
+            chat_request_free(r);
+            chat_template_close(&t);
+        }
+    }
+}
+
 static void add_random_text(struct buf *b, uint64_t *seed)
 {
     static const char *const words[] = {"dose", " ", "\\n", "<think>", "</think>", "\\u00a0", "5 mg", "<|im_end|>", "\\u0142", "[9]", "."};
@@ -398,6 +425,7 @@ int main(void)
         cmocka_unit_test(the_prompt_says_where_reasoning_may_be),
         cmocka_unit_test(a_tool_result_in_a_user_message_is_no_question),
         cmocka_unit_test(what_a_family_cannot_render_is_refused_by_name),
+        cmocka_unit_test(warming_closes_every_message_and_asks_nothing),
         cmocka_unit_test(an_earlier_turn_is_a_prefix_of_the_next),
         cmocka_unit_test(a_tool_loop_and_preserved_thinking_keep_the_whole_prompt),
     };

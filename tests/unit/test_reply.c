@@ -188,7 +188,7 @@ static void the_last_chunks_give_reason_usage_and_done(void **state)
     } reasons[] = {{FINISH_STOP, "stop"}, {FINISH_LENGTH, "length"}, {FINISH_TOOL_CALLS, "tool_calls"}};
     for (size_t i = 0; i < 3; i++) {
         struct buf out = BUF_INIT;
-        reply_chunk_finish(&out, &head, reasons[i].reason);
+        reply_chunk_finish(&out, &head, reasons[i].reason, NULL);
         json_t *v = parse_event(&out), *choice = only_choice(v, "chat.completion.chunk");
         assert_text(choice, "finish_reason", reasons[i].name);
         assert_int_equal(json_object_size(at(choice, "delta")), 0);
@@ -218,12 +218,74 @@ static void the_last_chunks_give_reason_usage_and_done(void **state)
     buf_free(&out);
 }
 
+static const struct timings timings = {
+    .queue_ms = 1.5,
+    .prefill_ms = 200,
+    .decode_ms = 50,
+    .prefill_tokens = 100,
+    .decode_tokens = 5,
+    .cached_tokens = 64,
+    .cache_source = "memory",
+    .cache_miss = "diverged",
+    .cache_miss_at = 70,
+    .pauses = 1,
+};
+
+static void assert_timings(json_t *t)
+{
+    assert_float_equal(json_number_value(at(t, "queue_ms")), 1.5, 1e-6);
+    assert_float_equal(json_number_value(at(t, "prefill_ms")), 200, 1e-6);
+    assert_int_equal(json_integer_value(at(t, "prefill_tokens")), 100);
+    assert_float_equal(json_number_value(at(t, "prefill_tokens_per_second")), 500, 1e-6);
+    assert_int_equal(json_integer_value(at(t, "decode_tokens")), 5);
+    assert_float_equal(json_number_value(at(t, "decode_tokens_per_second")), 100, 1e-6);
+    assert_int_equal(json_integer_value(at(t, "cached_tokens")), 64);
+    assert_text(t, "cache_source", "memory");
+    assert_text(t, "cache_miss", "diverged");
+    assert_int_equal(json_integer_value(at(t, "cache_miss_at")), 70);
+    assert_int_equal(json_integer_value(at(t, "pauses")), 1);
+}
+
+static void the_last_chunk_says_where_the_time_went(void **state)
+{
+    (void)state;
+    struct buf out = BUF_INIT;
+    reply_chunk_finish(&out, &head, FINISH_STOP, &timings);
+    json_t *v = parse_event(&out);
+    assert_timings(at(v, "timings"));
+    json_decref(v);
+    buf_clear(&out);
+    struct timings hit = {.cache_source = "none", .cache_miss = NULL, .cache_miss_at = -1};
+    reply_chunk_finish(&out, &head, FINISH_STOP, &hit);
+    v = parse_event(&out);
+    assert_true(json_is_null(at(at(v, "timings"), "cache_miss")));
+    assert_null(json_object_get(at(v, "timings"), "cache_miss_at"));
+    assert_float_equal(json_number_value(at(at(v, "timings"), "decode_tokens_per_second")), 0, 0); /* nothing measured: not infinite */
+    json_decref(v);
+    buf_free(&out);
+}
+
+static void progress_is_an_event_without_choices(void **state)
+{
+    (void)state;
+    struct buf out = BUF_INIT;
+    reply_chunk_progress(&out, &head, &(struct progress){.total = 6000, .cached = 64, .done = 576, .elapsed_ms = 1234.4});
+    json_t *v = parse_event(&out), *p = at(v, "prompt_progress");
+    assert_int_equal(json_array_size(at(v, "choices")), 0);
+    assert_int_equal(json_integer_value(at(p, "total")), 6000);
+    assert_int_equal(json_integer_value(at(p, "cached")), 64);
+    assert_int_equal(json_integer_value(at(p, "processed")), 576);
+    assert_int_equal(json_integer_value(at(p, "time_ms")), 1234);
+    json_decref(v);
+    buf_free(&out);
+}
+
 static void the_whole_reply_has_openais_shape(void **state)
 {
     (void)state;
     struct buf reasoning = buf_of("why"), content = buf_of("what"), out = BUF_INIT;
     struct usage usage = {.prompt_tokens = 5, .completion_tokens = 2};
-    reply_whole(&out, &head, &reasoning, &content, NULL, FINISH_STOP, &usage);
+    reply_whole(&out, &head, &reasoning, &content, NULL, FINISH_STOP, &usage, &timings);
     json_t *v = parse(out.data, out.len), *choice = only_choice(v, "chat.completion"), *message = at(choice, "message");
     assert_text(message, "role", "assistant");
     assert_text(message, "content", "what");
@@ -231,9 +293,10 @@ static void the_whole_reply_has_openais_shape(void **state)
     assert_text(choice, "finish_reason", "stop");
     assert_true(json_is_null(at(choice, "logprobs")));
     assert_int_equal(json_integer_value(at(at(v, "usage"), "total_tokens")), 7);
+    assert_timings(at(v, "timings"));
     json_decref(v);
     buf_clear(&out);
-    reply_whole(&out, &head, NULL, NULL, NULL, FINISH_LENGTH, &usage);
+    reply_whole(&out, &head, NULL, NULL, NULL, FINISH_LENGTH, &usage, NULL);
     v = parse(out.data, out.len);
     message = at(only_choice(v, "chat.completion"), "message");
     assert_text(message, "content", "");
@@ -361,6 +424,8 @@ int main(void)
         cmocka_unit_test(a_delta_holds_only_what_there_is),
         cmocka_unit_test(the_last_chunks_give_reason_usage_and_done),
         cmocka_unit_test(the_whole_reply_has_openais_shape),
+        cmocka_unit_test(the_last_chunk_says_where_the_time_went),
+        cmocka_unit_test(progress_is_an_event_without_choices),
         cmocka_unit_test(logprobs_carry_text_bytes_and_alternatives),
         cmocka_unit_test(the_model_list_names_the_model_and_its_context),
         cmocka_unit_test(errors_have_openais_shape),
