@@ -34,6 +34,7 @@ struct setting {
 #define AT(field) .offset = offsetof(struct config, field)
 #define MODEL     "Model"
 #define SERVER    "Server"
+#define CACHE     "Prefix cache: text that was read once is not read again"
 #define SAMPLING  "Sampling, where a request says nothing"
 #define OTHER     "Other"
 #define RUN       "Only for bedside run"
@@ -45,8 +46,8 @@ static const struct setting settings[] = {
      .automatic = "the model's own limit, at most 32768", .value = "TOKENS", .help = "most tokens of one request, prompt and answer together"},
     {MODEL, "threads", WHOLE, AT(threads), .preset = "auto", .min = 1, .max = 1024, .auto_whole = 0, .automatic = "one per physical core",
      .value = "N", .help = "CPU threads that compute"},
-    {MODEL, "kv-type", CHOICE, AT(kv_type), .preset = "f16", .choices = "f16|f32", .value = "TYPE",
-     .help = "how keys and values of the context are kept"},
+    {MODEL, "kv-type", CHOICE, AT(kv_type), .preset = "f16", .choices = "f16|q8_0|f32", .value = "TYPE",
+     .help = "how keys and values of the context are kept; q8_0 takes about half the memory of f16, and answers may differ slightly"},
     {MODEL, "kv-memory", WHOLE, AT(kv_memory), .preset = "auto", .min = 1, .max = 16777216, .auto_whole = 0,
      .automatic = "what is free, less a margin", .value = "MIB", .help = "MiB for the contexts of all requests"},
 
@@ -56,7 +57,8 @@ static const struct setting settings[] = {
     {SERVER, "api-key", TEXT, AT(api_key), .preset = "", .value = "KEY",
      .help = "what clients must send as \"Authorization: Bearer KEY\"; empty: nothing. Other users see command lines, so use the environment or "
              "the config file"},
-    {SERVER, "max-running", WHOLE, AT(max_running), .preset = "8", .min = 1, .max = 256, .value = "N", .help = "answers written at the same time"},
+    {SERVER, "max-running", WHOLE, AT(max_running), .preset = "8", .min = 1, .max = 256, .value = "N",
+     .help = "most answers written at the same time, where memory allows"},
     {SERVER, "max-queue", WHOLE, AT(max_queue), .preset = "64", .min = 0, .max = 65536, .value = "N",
      .help = "requests that wait for their turn; more get status 429"},
     {SERVER, "max-connections", WHOLE, AT(max_connections), .preset = "256", .min = 1, .max = 65536, .value = "N",
@@ -67,8 +69,26 @@ static const struct setting settings[] = {
      .help = "a connection that moves no byte for so long is closed"},
     {SERVER, "drain-timeout", WHOLE, AT(drain_timeout), .preset = "30", .min = 0, .max = 3600, .value = "SECONDS",
      .help = "how long running answers may go on after SIGTERM"},
+    {SERVER, "max-gap", WHOLE, AT(max_gap), .preset = "250", .min = 20, .max = 10000, .value = "MS",
+     .help = "aim for at most this time between two tokens of an answer while other prompts are read"},
+    {SERVER, "deterministic", SWITCH, AT(deterministic), .preset = "false",
+     .help = "the same request gives the same answer, byte for byte, also without a seed: one that sends none gets seed 0. (With a seed that is so "
+             "in any case.)"},
     {SERVER, "prefill-chunk", WHOLE, AT(prefill_chunk), .preset = "512", .min = 1, .max = 8192, .value = "TOKENS",
      .help = "tokens of a prompt read in one step; fewer: answers that run meanwhile stall less"},
+
+    {CACHE, "cache-memory", WHOLE, AT(cache_memory), .preset = "auto", .min = 0, .max = 16777216, .auto_whole = -1,
+     .automatic = "an eighth of what is free, at most 4096", .value = "MIB",
+     .help = "MiB for snapshots of the model's state; 0: no cache. Cached keys and values live in --kv-memory and yield to running requests"},
+    {CACHE, "cache-dir", TEXT, AT(cache_dir), .preset = "", .value = "FOLDER",
+     .help = "keep the cache on disk too, below this private folder, so that it survives a restart; empty: in memory only"},
+    {CACHE, "cache-disk", WHOLE, AT(cache_disk), .preset = "16384", .min = 0, .max = 16777216, .value = "MIB",
+     .help = "most MiB on disk, the least recently used go first; 0: no limit"},
+    {CACHE, "cache-key", TEXT, AT(cache_key), .preset = "", .value = "FILE",
+     .help = "encrypt what is on disk with this file's 32 or more bytes, which only you may be able to read"},
+    {CACHE, "share-system", SWITCH, AT(share_system), .preset = "false",
+     .help = "let namespaces share cached system messages and tools. Only where system messages hold no patient's data: how fast an answer comes "
+             "tells what was read before"},
 
     {SAMPLING, "temperature", REAL, AT(temperature), .preset = "auto", .min = 0, .max = 2, .automatic = "the model file's, else 1", .value = "X",
      .help = "0: always the likeliest token"},

@@ -17,7 +17,7 @@ struct config {
     char *alias;       /* --alias: the name shown to clients; "" = the file's */
     int64_t context;   /* --context: tokens per request; 0 = min(the model's, 32768) */
     int64_t threads;   /* --threads; 0 = physical cores */
-    char *kv_type;     /* --kv-type: f16 | f32 */
+    char *kv_type;     /* --kv-type: f16 | q8_0 | f32 */
     int64_t kv_memory; /* --kv-memory: MiB for KV pages and states; 0 = what is free, less a margin */
     /* server */
     char *host;              /* --host: default 127.0.0.1 */
@@ -29,7 +29,15 @@ struct config {
     int64_t max_body;        /* --max-body: KiB */
     int64_t idle_timeout;    /* --idle-timeout: seconds without a byte before a connection is closed */
     int64_t drain_timeout;   /* --drain-timeout: seconds running answers get after SIGTERM */
+    int64_t max_gap;         /* --max-gap: ms between two tokens of an answer while prompts are read */
+    bool deterministic;      /* --deterministic: requests without a seed get a fixed one */
     int64_t prefill_chunk;   /* --prefill-chunk: tokens of a prompt read per step */
+    /* prefix cache */
+    int64_t cache_memory; /* --cache-memory: MiB of state snapshots; 0 = no cache; -1 = by what is free */
+    char *cache_dir;      /* --cache-dir: "" = memory only */
+    int64_t cache_disk;   /* --cache-disk: MiB of files; 0 = no limit */
+    char *cache_key;      /* --cache-key: key file; "" = not encrypted */
+    bool share_system;    /* --share-system */
     /* sampling defaults; NAN or -1 = the model file's, else OpenAI's */
     double temperature, top_p, min_p, repeat_penalty;
     int64_t top_k;
