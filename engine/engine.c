@@ -445,6 +445,10 @@ int engine_step(struct engine *e, struct step_item *items, int n_items, struct e
 {
     int n_rows = 0, n_pages = 0;
     struct step step = {0};
+    /* What was rolled back may have left a page behind that somebody needs now. */
+    for (int i = 0; i < e->info.max_sequences; i++)
+        if (e->alive[i])
+            sequence_drop_pages(e->alive[i], &e->pages, pages_for(e->alive[i]->length));
     if (check_items(e, items, n_items, &n_rows, &n_pages, err) || take_pages(e, items, n_items, n_pages, err))
         return -1;
     if (lay_out(e, items, n_items, n_rows, &step, err)) {
