@@ -262,7 +262,7 @@ static void fill_snapshot(struct engine *e, struct sequence *s, uint8_t *data)
     }
     e->counts.snapshots_failed++;
     if (!e->snapshot_failed)
-        log_warn("a snapshot for the prefix cache could not be taken (memory is short): text behind it will be read again; said once");
+        log_warn("a snapshot for the prefix cache could not be taken (no memory, or the device failed): that text will be read again; said once");
     e->snapshot_failed = true;
 }
 
@@ -404,4 +404,18 @@ size_t engine_cache_list(const struct engine *e, struct engine_cache_entry *out,
         memcpy(out[at].ns, s->name, sizeof out[at].ns);
     }
     return n;
+}
+
+int engine_cache_depth(const struct engine *e, const char *ns, const int32_t *prompt, int n_prompt)
+{
+    if (!e->cache)
+        return 0;
+    const struct prefix_space *space = e->cache->spaces;
+    while (space && strcmp(space->name, ns) != 0)
+        space = space->next;
+    if (!space)
+        return 0;
+    const int n_shared = e->share_system ? prefix_system_end(&e->marks, prompt, n_prompt) / GRID : 0;
+    const struct prefix_found f = prefix_find(e->cache, space, prompt, n_prompt, n_shared);
+    return f.landing ? f.landing->depth * GRID : 0;
 }

@@ -5,6 +5,7 @@
 #include <limits.h>
 
 #include "base/buf.h"
+#include "engine/engine_impl.h"
 
 struct subject {
     const char *path;
@@ -425,6 +426,115 @@ static void a_restart_changes_no_bit_and_forgets_nothing(void **state)
     remove_folder(&folder);
 }
 
+/* ---- a device that fails ---- */
+
+static bool failing[4]; /* state_save, state_load, page_save, page_load */
+
+static int fail_or(bool fails, int result, struct error *err)
+{
+    return fails ? error_set(err, "the device failed") : result;
+}
+
+static const struct backend_ops *real_ops;
+
+static int bad_state_save(struct backend *b, int32_t state, int pos, void *dst, struct error *err)
+{
+    return fail_or(failing[0], failing[0] ? 0 : real_ops->state_save(b, state, pos, dst, err), err);
+}
+
+static int bad_state_load(struct backend *b, int32_t state, int pos, const void *src, struct error *err)
+{
+    return fail_or(failing[1], real_ops->state_load(b, state, pos, src, err), err); /* having changed the state */
+}
+
+static int bad_page_save(struct backend *b, int32_t page, void *dst, struct error *err)
+{
+    return fail_or(failing[2], failing[2] ? 0 : real_ops->page_save(b, page, dst, err), err);
+}
+
+static int bad_page_load(struct backend *b, int32_t page, const void *src, struct error *err)
+{
+    return fail_or(failing[3], failing[3] ? 0 : real_ops->page_load(b, page, src, err), err);
+}
+
+static void a_failing_device_costs_a_hit_never_an_answer(void **state)
+{
+    const struct engine_options options = options_of(*state);
+    const struct folder folder = new_folder();
+    struct server s = server_open(&options, &folder);
+    struct backend_ops bad = *s.e->backend->ops;
+    real_ops = s.e->backend->ops;
+    bad.state_save = bad_state_save;
+    bad.state_load = bad_state_load;
+    bad.page_save = bad_page_save;
+    bad.page_load = bad_page_load;
+    s.e->backend->ops = &bad;
+    int32_t text[LONG];
+    text_of(31, text, LONG);
+    struct engine_cache_removed removed;
+    struct engine_cache_stats stats;
+
+    /* No snapshot can be taken: the text is known, and read again. */
+    failing[0] = true;
+    struct sequence_options o = {.ns = "x", .prompt = text, .n_prompt = LONG};
+    struct cache_result r = run_exact(s.e, &o, 8, "no snapshot", NULL);
+    r = run_exact(s.e, &o, 8, "no snapshot again", NULL);
+    if (is_hybrid(s.e)) {
+        expect(&r, 0, CACHE_MISS_NO_STATE, 256);
+        engine_cache_stats(s.e, &stats);
+        assert_int_equal(stats.snapshots, 0);
+        assert_int_equal(stats.bytes, 0);
+        assert_true(stats.snapshots_failed > 0);
+        assert_int_equal(stats.disk_queued, 0);
+    }
+    failing[0] = false;
+    run_exact(s.e, &o, 8, "it works again", NULL);
+
+    /* No state can be loaded. */
+    failing[1] = true;
+    r = run_exact(s.e, &o, 8, "no load", NULL);
+    if (is_hybrid(s.e))
+        expect(&r, 0, CACHE_MISS_FAILED, 256);
+    failing[1] = false;
+    r = run_exact(s.e, &o, 8, "loads again", NULL);
+    expect(&r, 256, CACHE_MISS_NONE, 256);
+
+    /* From disk neither pages nor states. */
+    cache_disk_flush(s.disk);
+    struct cache_image image = {0};
+    assert_true(read_image(&s, "x", text, LONG, &image));
+    o.image = &image;
+    for (int i = 1; i <= 3; i += 2) {
+        engine_cache_drop(s.e, "x", &removed);
+        failing[i] = i == 3 || is_hybrid(s.e);
+        r = run_exact(s.e, &o, 8, "no import", NULL);
+        if (failing[i])
+            expect(&r, 0, CACHE_MISS_FAILED, 0);
+        failing[i] = false;
+    }
+    /* With the beginning in memory the import fails, and what is in memory is used. */
+    engine_cache_drop(s.e, "x", &removed);
+    o = (struct sequence_options){.ns = "x", .prompt = text, .n_prompt = 140};
+    run_exact(s.e, &o, 8, "the beginning", NULL);
+    o = (struct sequence_options){.ns = "x", .prompt = text, .n_prompt = LONG, .image = &image};
+    failing[3] = true;
+    r = run_exact(s.e, &o, 8, "half an import", NULL);
+    assert_int_equal(r.cached, 128);
+    assert_int_equal(r.source, CACHE_FROM_MEMORY);
+    failing[3] = false;
+
+    /* Nothing can be handed to the disk. */
+    failing[2] = true;
+    o = (struct sequence_options){.ns = "y", .prompt = text, .n_prompt = LONG};
+    run_exact(s.e, &o, 8, "no page for the disk", NULL);
+    failing[2] = false;
+    nothing_runs(s.e);
+    s.e->backend->ops = real_ops;
+    cache_image_free(&image);
+    server_close(&s);
+    remove_folder(&folder);
+}
+
 /* ---- memory ---- */
 
 /* Whatever lies idle in the cache, sequences get the whole budget. */
@@ -526,11 +636,12 @@ int main(void)
     const struct CMUnitTest tests[] = {
         ON(a_hit_of_any_kind_changes_no_bit, TINY("qwen35moe-f32"), KV_F32, true),
         ON(a_hit_of_any_kind_changes_no_bit, TINY("qwen35moe-q8_0"), KV_F16, false),
+        ON(a_hit_of_any_kind_changes_no_bit, TINY("qwen35moe-q8_0"), KV_Q8_0, true),
         ON(a_hit_of_any_kind_changes_no_bit, TINY("qwen35moe-wide-q4_k"), KV_F16, false),
         ON(a_hit_of_any_kind_changes_no_bit, TINY("qwen35-f32"), KV_F16, false),
         ON(a_hit_of_any_kind_changes_no_bit, TINY("qwen35-q8_0"), KV_F32, false),
         ON(a_hit_of_any_kind_changes_no_bit, TINY("qwen3-f32"), KV_F16, false),
-        ON(a_hit_of_any_kind_changes_no_bit, TINY("qwen3-q8_0"), KV_F32, false),
+        ON(a_hit_of_any_kind_changes_no_bit, TINY("qwen3-q8_0"), KV_Q8_0, false),
         ON(what_was_computed_stays, TINY("qwen35moe-q8_0"), KV_F16, false),
         ON(what_was_computed_stays, TINY("qwen3-q8_0"), KV_F16, false),
         ON(twins_share_their_pages, TINY("qwen35moe-q8_0"), KV_F16, false),
@@ -543,8 +654,10 @@ int main(void)
         ON(a_dropped_namespace_stays_dropped, TINY("qwen3-q8_0"), KV_F16, false),
         ON(a_restart_changes_no_bit_and_forgets_nothing, TINY("qwen35moe-f32"), KV_F32, true),
         ON(a_restart_changes_no_bit_and_forgets_nothing, TINY("qwen35moe-q8_0"), KV_F16, false),
-        ON(a_restart_changes_no_bit_and_forgets_nothing, TINY("qwen35-q8_0"), KV_F16, false),
+        ON(a_restart_changes_no_bit_and_forgets_nothing, TINY("qwen35-q8_0"), KV_Q8_0, false),
         ON(a_restart_changes_no_bit_and_forgets_nothing, TINY("qwen3-q8_0"), KV_F16, false),
+        ON(a_failing_device_costs_a_hit_never_an_answer, TINY("qwen35moe-q8_0"), KV_F16, false),
+        ON(a_failing_device_costs_a_hit_never_an_answer, TINY("qwen3-q8_0"), KV_F16, false),
         ON(idle_pages_never_make_a_step_fail, TINY("qwen35moe-q8_0"), KV_F16, false),
         ON(idle_pages_never_make_a_step_fail, TINY("qwen3-q8_0"), KV_F16, false),
         ON(a_cache_too_small_for_one_snapshot_is_off, TINY("qwen35moe-q8_0"), KV_F16, false),
