@@ -424,8 +424,8 @@ INLINE void multiply_32(int R, bool four, int n_blocks, int64_t b0, const struct
 static void rows_256(const struct matmul_job *job, int64_t b, int r, int rows, const struct panel *p, float *acc)
 {
     const struct act_256 *x[4];
-    for (int i = 0; i < rows; i++)
-        x[i] = (const struct act_256 *)job->x[r + i] + b;
+    for (int i = 0; i < 4; i++) /* all four, though a kernel for fewer rows reads fewer */
+        x[i] = (const struct act_256 *)job->x[r + (i < rows ? i : 0)] + b;
 #define Q4_K(R) multiply_256(R, 32, 8, p, x, acc)
 #define Q5_K(R) multiply_256(R, 32, 4, p, x, acc)
 #define Q6_K(R) multiply_256(R, 16, 2, p, x, acc)
@@ -440,8 +440,8 @@ static void rows_256(const struct matmul_job *job, int64_t b, int r, int rows, c
 static void rows_32(const struct matmul_job *job, int64_t b, int n_blocks, int r, int rows, const struct panel *p, float *acc)
 {
     struct act_32 x[4];
-    for (int i = 0; i < rows; i++)
-        x[i] = act_32_at(job->x[r + i], job->n_in);
+    for (int i = 0; i < 4; i++)
+        x[i] = act_32_at(job->x[r + (i < rows ? i : 0)], job->n_in);
 #define Q8_0(R) multiply_32(R, false, n_blocks, b, p, x, acc)
 #define Q4_0(R) multiply_32(R, true, n_blocks, b, p, x, acc)
     if (job->type == BLOCK_Q8_0)

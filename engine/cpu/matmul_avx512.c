@@ -401,8 +401,8 @@ INLINE void multiply_32(int R, int C, int offset, int n_blocks, int64_t b0, cons
 static void rows_256(const struct matmul_job *job, int64_t b, int r, int rows, int tiles, const struct panel *p, float *acc)
 {
     const struct act_256 *x[4];
-    for (int i = 0; i < rows; i++)
-        x[i] = (const struct act_256 *)job->x[r + i] + b;
+    for (int i = 0; i < 4; i++) /* all four, though a kernel for fewer rows reads fewer */
+        x[i] = (const struct act_256 *)job->x[r + (i < rows ? i : 0)] + b;
 #define BY_32(R, C) multiply_256(R, C, 32, p, x, acc)
 #define BY_16(R, C) multiply_256(R, C, 16, p, x, acc)
     if (job->type == BLOCK_Q6_K)
@@ -414,8 +414,8 @@ static void rows_256(const struct matmul_job *job, int64_t b, int r, int rows, i
 static void rows_32(const struct matmul_job *job, int64_t b, int n_blocks, int r, int rows, int tiles, const struct panel *p, float *acc)
 {
     struct act_32 x[4];
-    for (int i = 0; i < rows; i++)
-        x[i] = act_32_at(job->x[r + i], job->n_in);
+    for (int i = 0; i < 4; i++)
+        x[i] = act_32_at(job->x[r + (i < rows ? i : 0)], job->n_in);
 #define Q8(R, C) multiply_32(R, C, 128, n_blocks, b, p, x, acc)
 #define Q4(R, C) multiply_32(R, C, 8, n_blocks, b, p, x, acc)
     if (job->type == BLOCK_Q8_0)

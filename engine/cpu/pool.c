@@ -221,8 +221,10 @@ static int allowed_cores(void)
 /* Whole CPUs that one cpu.max line ("quota period" or "max period") grants; INT_MAX = no limit. */
 static int quota_of(const char *text)
 {
-    long long quota, period;
-    if (sscanf(text, "%lld %lld", &quota, &period) != 2 || quota <= 0 || period <= 0)
+    char *end;
+    long long quota = strtoll(text, &end, 10); /* 0 for "max" */
+    long long period = strtoll(end, NULL, 10);
+    if (quota <= 0 || period <= 0)
         return INT_MAX;
     long long whole = quota / period; /* rounded down: a thread beyond the quota would only be throttled with the rest */
     return whole < 1 ? 1 : whole > INT_MAX ? INT_MAX : (int)whole;

@@ -142,7 +142,7 @@ int main(int argc, char **argv)
 {
     static const enum block_type types[] = {BLOCK_Q4_K, BLOCK_Q5_K, BLOCK_Q6_K, BLOCK_Q8_0, BLOCK_Q4_0};
     static const int shapes[][2] = {{2048, 8192}, {4096, 2048}, {512, 2048}};
-    double limit = argc > 1 ? atof(argv[1]) : 0.3;
+    double limit = argc > 1 ? strtod(argv[1], NULL) : 0.3;
     uint8_t *memory = alloc_lines(weight_bytes, 1);
     if (!memory || !(limit > 0)) {
         fprintf(stderr, "bench_matmul: %s\n", memory ? "give a positive number of seconds" : "out of memory");
