@@ -169,6 +169,8 @@ static void read_files(struct reading *r, struct cache_image *out)
 {
     const size_t page_bytes = r->model.page_bytes, state_bytes = r->model.state_bytes;
     const size_t n_pages = (size_t)(deepest(r) - r->first);
+    if (n_pages == 0)
+        return;
     out->pages = n_pages <= SIZE_MAX / page_bytes ? malloc(n_pages * page_bytes) : NULL;
     out->state = state_bytes ? malloc(state_bytes) : NULL;
     r->no_memory = !out->pages || (state_bytes && !out->state);
@@ -271,8 +273,7 @@ bool cache_disk_read(struct cache_disk *d, const char *ns, const struct cache_ke
         found = r.state && survey(&r);
         if (found) {
             r.root = cache_key_root(r.model.id, ns);
-            if (deepest(&r) > first_page)
-                read_files(&r, out);
+            read_files(&r, out);
             if (out->n_pages && !use_files(&r, out->n_pages)) {
                 r.removed = true;
                 out->n_pages = 0;

@@ -195,6 +195,8 @@ void *cache_disk_writer(void *disk)
 
 /* ---- deletion ---- */
 
+enum { MAX_PASSES = 100 }; /* over a folder, should removed names keep coming back */
+
 struct sweep { /* one pass over a folder */
     struct cache_disk *d;
     int dir;
@@ -257,12 +259,15 @@ static int remove_folder(struct cache_disk *d, const char *folder, bool tidy, st
         return absent ? 0 : -1;
     int result = 0;
     /* A folder's listing may skip names while others are being removed: again until a pass removes nothing. */
+    int passes = 0;
     do {
         w.removed = w.stored = w.foreign = 0;
         w.failed = 0;
         if (cache_op_list(ops, w.dir, sweep_file, &w) < 0)
             w.failed = errno;
-    } while (w.removed);
+    } while (w.removed && ++passes < MAX_PASSES);
+    if (w.removed)
+        w.failed = EBUSY;
     const bool empty = w.stored == 0 && w.foreign == 0 && w.failed == 0;
     if (w.failed)
         result = error_set(err, "%s", strerror(w.failed));
