@@ -75,13 +75,22 @@ struct attn_store {
     const float *q_norm, *k_norm;
 };
 
+/* Token t's key or value of one head, rounded to the KV type. */
 static void append(struct cpu *c, const float *head, void *page_rows, int t)
 {
-    const int dim = c->base.shape.head_dim;
-    if (c->base.shape.kv_type == KV_F16)
-        c->rows->f16_store(head, dim, (uint16_t *)page_rows + (size_t)t * (size_t)dim);
-    else
-        memcpy((float *)page_rows + (size_t)t * (size_t)dim, head, (size_t)dim * sizeof *head);
+    const struct backend_shape *sh = &c->base.shape;
+    void *row = (char *)page_rows + (size_t)t * store_kv_row_bytes(sh);
+    switch (sh->kv_type) {
+    case KV_F32:
+        memcpy(row, head, (size_t)sh->head_dim * sizeof *head);
+        break;
+    case KV_F16:
+        c->rows->f16_store(head, sh->head_dim, row);
+        break;
+    case KV_Q8_0:
+        c->rows->q8_0_store(head, sh->head_dim, row);
+        break;
+    }
 }
 
 static void store_row(const struct attn_store *a, const struct span *span, int row)
@@ -226,7 +235,7 @@ static void run_part(const struct attn_mix *a, const struct attn_item *item, int
                                  .n = dim,
                                  .k = store_k(&c->store, id, a->layer, item->kv_head),
                                  .v = store_v(&c->store, id, a->layer, item->kv_head),
-                                 .half = sh->kv_type == KV_F16,
+                                 .format = store_kv_format(sh),
                                  .limit = w->limit,
                                  .scale = sh->attn_scale,
                                  .m = at.m,

@@ -19,8 +19,8 @@
 struct attn_page {
     const float *q;
     int nq, n;
-    const void *k, *v; /* f32, or f16 with `half` */
-    bool half;
+    const void *k, *v; /* rows kept as `format`: BLOCK_F32, BLOCK_F16 or BLOCK_Q8_0 */
+    enum block_type format;
     const int *limit;
     float scale;
     float *m, *s, *acc;
@@ -48,6 +48,10 @@ struct rows_ops {
 
     void (*f16_load)(const uint16_t *x, int n, float *y);
     void (*f16_store)(const float *x, int n, uint16_t *y); /* nearest even */
+
+    /* Q8_0 blocks, n a multiple of 32: the numbers of block_dequant and the bytes of block_quant_q8_0 (engine/blocks.h). */
+    void (*q8_0_load)(const uint8_t *x, int n, float *y);
+    void (*q8_0_store)(const float *x, int n, uint8_t *y);
 
     /* y = SiLU(sum over j < taps of w[j] * u[j]), rows of n; w [taps] rows ld_w apart. Spec section 7 step 2. */
     void (*conv_silu)(const float *const *u, const float *w, size_t ld_w, int taps, int n, float *y);

@@ -124,6 +124,53 @@ static void rows_f16_store(const float *x, int n, uint16_t *y)
         y[i] = f32_to_f16(x[i]);
 }
 
+enum { Q8_0_VALUES = 32, Q8_0_BYTES = 34 };
+
+static void rows_q8_0_load(const uint8_t *x, int n, float *y)
+{
+    for (int i = 0; i < n; i += Q8_0_VALUES, x += Q8_0_BYTES) {
+        uint16_t half;
+        memcpy(&half, x, sizeof half);
+        const v16 d = v16_set(f16_scale(half));
+        const int8_t *q = (const int8_t *)x + sizeof half;
+        v16_store(y + i, v16_mul(d, v16_from_i8(q)));
+        v16_store(y + i + LANES, v16_mul(d, v16_from_i8(q + LANES)));
+    }
+}
+
+/* The largest magnitude of a block, compared as integers: infinities and NaNs come out on top. */
+ROWS_INLINE float largest_of_block(const float *x)
+{
+    uint32_t bits[Q8_0_VALUES], top = 0;
+    float value;
+    memcpy(bits, x, sizeof bits);
+    for (int i = 0; i < Q8_0_VALUES; i++) {
+        const uint32_t magnitude = bits[i] & 0x7fffffffU;
+        top = magnitude > top ? magnitude : top;
+    }
+    memcpy(&value, &top, sizeof value);
+    return value;
+}
+
+/* As block_quant_q8_0, where the cases are explained. */
+static void rows_q8_0_store(const float *x, int n, uint8_t *y)
+{
+    for (int i = 0; i < n; i += Q8_0_VALUES, y += Q8_0_BYTES) {
+        uint16_t half = f32_to_f16(largest_of_block(x + i) / 127.0f);
+        const float d = f16_to_f32(half);
+        int8_t *q = (int8_t *)y + sizeof half;
+        if (!isfinite(d))
+            half = f32_to_f16(NAN);
+        memcpy(y, &half, sizeof half);
+        if (!isfinite(d) || d == 0.0f) {
+            memset(q, 0, Q8_0_VALUES);
+            continue;
+        }
+        for (int j = 0; j < Q8_0_VALUES; j += LANES)
+            v16_to_i8(q + j, v16_max(v16_set(-127.0f), v16_min(v16_set(127.0f), v16_div(v16_load(x + i + j), v16_set(d)))));
+    }
+}
+
 static void rows_conv_silu(const float *const *u, const float *w, size_t ld_w, int taps, int n, float *y)
 {
     ROWS_EACH(n, {
@@ -358,9 +405,12 @@ ROWS_INLINE void softmax_page(float *scores, int limit, float scale, float *m, f
 /* The first n tokens of a page's keys or values as f32. */
 static const float *page_rows(const struct attn_page *p, const void *rows, int tokens)
 {
-    if (!p->half)
+    if (p->format == BLOCK_F32)
         return rows;
-    rows_f16_load(rows, tokens * p->n, p->room);
+    if (p->format == BLOCK_F16)
+        rows_f16_load(rows, tokens * p->n, p->room);
+    else
+        rows_q8_0_load(rows, tokens * p->n, p->room);
     return p->room;
 }
 
@@ -368,7 +418,7 @@ static void rows_attn_page(const struct attn_page *p)
 {
     enum { STEP = 4 }; /* tokens between two requests for rows of the next page: few enough that they overlap with work */
     const int nq = p->nq, n = p->n, filled = p->limit[nq - 1];
-    const size_t ld = (size_t)n, ahead = STEP * ld * (p->half ? sizeof(uint16_t) : sizeof(float));
+    const size_t ld = (size_t)n, ahead = STEP * block_bytes(p->format, ld);
     const float *k = page_rows(p, p->k, filled);
     for (int t = 0; t < filled; t += STEP) {
         for (size_t i = 0; p->next_k && i < ahead; i += 64) {
@@ -418,7 +468,7 @@ static void rows_attn_finish(const float *acc, float s, const float *gate, int n
 #define ROWS_TABLE                                                                                                                                   \
     {                                                                                                                                                \
         .exp = rows_exp, .rms_norm = rows_rms_norm, .l2_norm = rows_l2_norm, .silu_mul = rows_silu_mul, .add = rows_add, .axpy = rows_axpy,          \
-        .rope = rows_rope, .f16_load = rows_f16_load, .f16_store = rows_f16_store, .conv_silu = rows_conv_silu, .dots = rows_dots,                   \
-        .gemm = rows_gemm, .delta_factors = rows_delta_factors, .delta_row = rows_delta_row, .attn_page = rows_attn_page,                            \
-        .attn_merge = rows_attn_merge, .attn_finish = rows_attn_finish,                                                                              \
+        .rope = rows_rope, .f16_load = rows_f16_load, .f16_store = rows_f16_store, .q8_0_load = rows_q8_0_load, .q8_0_store = rows_q8_0_store,       \
+        .conv_silu = rows_conv_silu, .dots = rows_dots, .gemm = rows_gemm, .delta_factors = rows_delta_factors, .delta_row = rows_delta_row,         \
+        .attn_page = rows_attn_page, .attn_merge = rows_attn_merge, .attn_finish = rows_attn_finish,                                                 \
     }

@@ -110,6 +110,19 @@ ROWS_INLINE void v16_to_f16(uint16_t *p, v16 x)
 {
     _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
+ROWS_INLINE v16 v16_from_i8(const int8_t *p)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)));
+}
+/* Rounded half to even; |x| <= 127. */
+ROWS_INLINE void v16_to_i8(int8_t *p, v16 x)
+{
+    _mm_storeu_si128((__m128i *)(void *)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
+}
+ROWS_INLINE float f16_scale(uint16_t half)
+{
+    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(half)));
+}
 
 /* The sums of 16 vectors at once: lane 4 * c + k is v16_sum(v[4 * k + c]), the same additions in a third of the instructions. */
 ROWS_INLINE v16 v16_sums(const v16 *v)
@@ -236,6 +249,25 @@ ROWS_INLINE void v16_to_f16(uint16_t *p, v16 x)
     _mm_storeu_si128((__m128i *)(void *)p, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
     _mm_storeu_si128((__m128i *)(void *)(p + 8), _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
+ROWS_INLINE v16 v16_from_i8(const int8_t *p)
+{
+    const __m128i q = _mm_loadu_si128((const __m128i *)(const void *)p);
+    return (v16){_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(q)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(q, q)))};
+}
+ROWS_INLINE __m128i v8_to_i16(__m256 x)
+{
+    const __m256i q = _mm256_cvtps_epi32(x);
+    return _mm_packs_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1));
+}
+/* Rounded half to even; |x| <= 127. */
+ROWS_INLINE void v16_to_i8(int8_t *p, v16 x)
+{
+    _mm_storeu_si128((__m128i *)(void *)p, _mm_packs_epi16(v8_to_i16(x.a), v8_to_i16(x.b)));
+}
+ROWS_INLINE float f16_scale(uint16_t half)
+{
+    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(half)));
+}
 
 #else
 
@@ -339,6 +371,20 @@ ROWS_INLINE void v16_to_f16(uint16_t *p, v16 x)
 {
     for (int i = 0; i < LANES; i++)
         p[i] = f32_to_f16(x.f[i]);
+}
+ROWS_INLINE v16 v16_from_i8(const int8_t *p)
+{
+    V16_EACH((float)p[i]);
+}
+/* Rounded half to even; |x| <= 127. */
+ROWS_INLINE void v16_to_i8(int8_t *p, v16 x)
+{
+    for (int i = 0; i < LANES; i++)
+        p[i] = (int8_t)rintf(x.f[i]);
+}
+ROWS_INLINE float f16_scale(uint16_t half)
+{
+    return f16_to_f32(half);
 }
 #endif
 

@@ -152,7 +152,8 @@ static inline struct backend_shape fixture_shape_random(struct fixture_rng *rng)
     sh.rope_theta = (float)(1000.0 + 1e5 * fixture_uniform(rng));
     sh.attn_scale = (float)(1.0 / sqrt((double)sh.head_dim));
     sh.attn_gated = fixture_below(rng, 2);
-    sh.kv_type = fixture_below(rng, 2) ? KV_F16 : KV_F32;
+    const int kv = fixture_below(rng, 3);
+    sh.kv_type = kv == 0 ? KV_F32 : kv == 1 && sh.head_dim % 32 == 0 ? KV_Q8_0 : KV_F16;
     sh.delta_k_heads = 1 + fixture_below(rng, 3);
     sh.delta_v_heads = sh.delta_k_heads * (1 + fixture_below(rng, 3));
     sh.delta_dim = 16 * (1 + fixture_below(rng, 3));

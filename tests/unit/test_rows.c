@@ -106,6 +106,38 @@ static void f16_rows_convert_as_the_block_format_does(void **state)
     }
 }
 
+static void q8_0_rows_are_the_bytes_and_numbers_of_the_block_format(void **state)
+{
+    (void)state;
+    enum { VALUES = 96, BYTES = 3 * 34 };
+    const struct rows_ops *list[3];
+    const int n_tables = tables(list);
+    struct fixture_rng rng = {12};
+    for (int round = 0; round < 3000; round++) {
+        float x[VALUES], back[VALUES], wanted_back[VALUES];
+        uint8_t memory[BYTES + 2], wanted[BYTES], *blocks = memory + 1;
+        const double spread = ldexp(1, round % 60 - 40); /* from d = 0 over subnormal ones to d = infinity */
+        const float special[] = {0, NAN, INFINITY, -INFINITY, 3e38F, 127, -127, 1e-42F};
+        for (int i = 0; i < VALUES; i++)
+            x[i] = (float)(spread * (round % 3 ? fixture_normal(&rng) : fixture_below(&rng, 255) - 127)); /* every third: ties and halves */
+        if (round % 5 == 0)
+            x[fixture_below(&rng, VALUES)] = special[fixture_below(&rng, 8)];
+        if (round % 7 == 0)
+            memset(x + 32, 0, 32 * sizeof *x);
+        block_quant_q8_0(x, VALUES, wanted);
+        block_dequant(BLOCK_Q8_0, wanted, wanted_back, VALUES);
+        for (int t = 0; t < n_tables; t++) {
+            memset(memory, 0x5a, sizeof memory);
+            list[t]->q8_0_store(x, VALUES, blocks);
+            assert_memory_equal(blocks, wanted, BYTES);
+            assert_true(memory[0] == 0x5a && memory[BYTES + 1] == 0x5a);
+            list[t]->q8_0_load(blocks, VALUES, back);
+            for (int i = 0; i < VALUES; i++)
+                assert_true(back[i] == wanted_back[i] || (isnan(back[i]) && isnan(wanted_back[i])));
+        }
+    }
+}
+
 static void dots_and_gemm_sum_what_they_say(void **state)
 {
     (void)state;
@@ -259,6 +291,7 @@ int main(void)
         cmocka_unit_test(exp_is_within_two_ulp_and_ends_in_zero_and_a_finite_number),
         cmocka_unit_test(rms_and_l2_norms_are_those_of_the_specification),
         cmocka_unit_test(f16_rows_convert_as_the_block_format_does),
+        cmocka_unit_test(q8_0_rows_are_the_bytes_and_numbers_of_the_block_format),
         cmocka_unit_test(dots_and_gemm_sum_what_they_say),
         cmocka_unit_test(every_instruction_set_gives_the_same_bits),
     };
