@@ -284,6 +284,15 @@ void reply_whole(struct buf *out, const struct reply_head *head, const struct bu
     buf_putc(out, '}');
 }
 
+void reply_warm(struct buf *out, const char *ns, const struct usage *usage, const struct timings *timings)
+{
+    buf_puts(out, "{\"object\":\"cache.warm\",\"namespace\":");
+    reply_json_string(out, ns, strlen(ns));
+    write_usage(out, usage);
+    write_timings(out, timings);
+    buf_putc(out, '}');
+}
+
 void reply_models(struct buf *out, const char *model, int64_t created, int context)
 {
     buf_puts(out, "{\"object\":\"list\",\"data\":[{\"id\":");

@@ -60,6 +60,9 @@ void reply_chunk_done(struct buf *out);                       /* data: [DONE] */
 void reply_whole(struct buf *out, const struct reply_head *head, const struct buf *reasoning, const struct buf *content, const struct buf *logprobs,
                  enum finish_reason reason, const struct usage *usage, const struct timings *timings);
 
+/* POST /v1/cache/warm: what was read. ns "" = the default namespace. */
+void reply_warm(struct buf *out, const char *ns, const struct usage *usage, const struct timings *timings);
+
 /* GET /v1/models: one entry. */
 void reply_models(struct buf *out, const char *model, int64_t created, int context);
 

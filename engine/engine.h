@@ -110,6 +110,9 @@ struct sequence *sequence_start(struct engine *e, const struct sequence_options 
  * caller likes). A step that goes further is correct too, and leaves no snapshot. */
 int sequence_stop(const struct sequence *s);
 
+/* Tokens that sequence_start would take from memory for this prompt. Changes nothing. */
+int engine_cache_depth(const struct engine *e, const char *ns, const int32_t *prompt, int n_prompt);
+
 struct engine_cache_stats {
     bool on;
     uint64_t budget, bytes;                                  /* of snapshots: allowed, held */

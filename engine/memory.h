@@ -1,4 +1,4 @@
-/* engine/memory.h: how much memory this process may still take. Private to the engine. */
+/* engine/memory.h: how much memory this process may still take. */
 #ifndef BEDSIDE_ENGINE_MEMORY_H
 #define BEDSIDE_ENGINE_MEMORY_H
 

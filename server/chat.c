@@ -11,7 +11,15 @@
 
 #include "api/answer.h"
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "base/log.h"
+#include "engine/cache_disk.h"
+
+enum {
+    HEARTBEAT_MS = 4000,  /* longest silence of a stream; the promise is 5 s */
+    PROGRESS_MS = 500,    /* between progress events */
+    DEPTH_WAIT_MS = 1000, /* to ask the engine thread what memory holds before files are read */
+};
 
 /* A logprobs entry may be shown once the text of its token was: what a stop string may yet withhold must not show through it. */
 struct chance {
@@ -25,7 +33,10 @@ struct chat {
     const struct chat_service *service;
     struct job *job;
     struct outbox outbox;
-    bool stream, include_usage, logprobs;
+    bool stream, include_usage, include_progress, logprobs, warm;
+    char ns[CACHE_NAMESPACE_MAX + 1];
+    uint64_t began;    /* clock_ns */
+    int progress_sent; /* connection thread: prompt tokens that the last progress event told of */
     int n_prompt;
     struct reply_head head;
     atomic_int written; /* tokens of the answer, the one that ends it not counted */
@@ -92,6 +103,7 @@ int chat_service_open(struct chat_service *s, const struct engine *e, struct sch
         .model = c->alias && c->alias[0] ? c->alias : info->model_name,
         .file_stem = stem_of(c->model),
         .started = (int64_t)time(NULL),
+        .deterministic = c->deterministic,
     };
     if (!s->file_stem)
         return error_set(err, "out of memory");
@@ -207,9 +219,32 @@ static bool on_token(void *ctx, const struct pick *pick)
     return c->stopped || c->overrun;
 }
 
-static void usage_of(struct chat *c, struct usage *u)
+static struct usage usage_of(const struct chat *c, const struct job_report *report)
 {
-    *u = (struct usage){.prompt_tokens = c->n_prompt, .completion_tokens = atomic_load(&c->written), .reasoning_tokens = c->reasoning_tokens};
+    return (struct usage){
+        .prompt_tokens = c->n_prompt,
+        .completion_tokens = atomic_load(&c->written),
+        .reasoning_tokens = c->reasoning_tokens,
+        .cached_tokens = report->cache.cached,
+    };
+}
+
+static struct timings timings_of(const struct job_report *report)
+{
+    static const char *const sources[] = {[CACHE_FROM_NONE] = "none", [CACHE_FROM_MEMORY] = "memory", [CACHE_FROM_DISK] = "disk"};
+    const enum cache_miss miss = report->cache.miss;
+    return (struct timings){
+        .queue_ms = report->queue_ms,
+        .prefill_ms = report->prefill_ms,
+        .decode_ms = report->decode_ms,
+        .prefill_tokens = report->prompt_tokens - report->cache.cached,
+        .decode_tokens = report->completion_tokens > 1 ? report->completion_tokens - 1 : 0,
+        .cached_tokens = report->cache.cached,
+        .cache_source = sources[report->cache.source],
+        .cache_miss = miss == CACHE_MISS_NONE ? NULL : cache_miss_name(miss),
+        .cache_miss_at = report->cache.miss_at,
+        .pauses = report->pauses,
+    };
 }
 
 static void end_with_error(struct chat *c, const char *message)
@@ -224,12 +259,15 @@ static void end_with_error(struct chat *c, const char *message)
     send_event(c);
 }
 
-static void end_with_reply(struct chat *c, enum finish_reason reason)
+static void end_with_reply(struct chat *c, enum finish_reason reason, const struct job_report *report)
 {
-    struct usage usage;
-    usage_of(c, &usage);
+    const struct usage usage = usage_of(c, report);
+    const struct timings timings = timings_of(report);
     if (!c->stream) {
-        reply_whole(&c->event, &c->head, &c->reasoning, &c->content, c->logprobs ? &c->chances : NULL, reason, &usage, NULL);
+        if (c->warm)
+            reply_warm(&c->event, c->ns, &usage, &timings);
+        else
+            reply_whole(&c->event, &c->head, &c->reasoning, &c->content, c->logprobs ? &c->chances : NULL, reason, &usage, &timings);
         if (!c->event.failed) {
             c->status = 200;
             send_event(c);
@@ -237,7 +275,7 @@ static void end_with_reply(struct chat *c, enum finish_reason reason)
         return;
     }
     send_delta(c);
-    reply_chunk_finish(&c->event, &c->head, reason, NULL);
+    reply_chunk_finish(&c->event, &c->head, reason, &timings);
     if (c->include_usage)
         reply_chunk_usage(&c->event, &c->head, &usage);
     reply_chunk_done(&c->event);
@@ -246,7 +284,6 @@ static void end_with_reply(struct chat *c, enum finish_reason reason)
 
 static void on_end(void *ctx, enum job_end why, const char *message, const struct job_report *report)
 {
-    (void)report;
     struct chat *c = ctx;
     if (c->stopped) {
         size_t bytes;
@@ -267,7 +304,7 @@ static void on_end(void *ctx, enum job_end why, const char *message, const struc
         if (memory)
             end_with_error(c, "the server ran out of memory for this answer; try again");
         else
-            end_with_reply(c, why == JOB_LENGTH ? FINISH_LENGTH : FINISH_STOP);
+            end_with_reply(c, why == JOB_LENGTH ? FINISH_LENGTH : FINISH_STOP, report);
         break;
     case JOB_CANCELLED:
         c->status = 499; /* nobody is there to see it; for the log */
@@ -331,8 +368,14 @@ static struct chat *chat_new(const struct chat_service *s, const struct chat_req
         return NULL;
     }
     c->service = s;
-    c->stream = r->stream;
+    c->stream = r->stream && !r->warm;
+    c->warm = r->warm;
     c->include_usage = r->include_usage;
+    c->include_progress = r->include_progress;
+    c->began = clock_ns();
+    c->progress_sent = -1;
+    if (r->cache_namespace.data)
+        memcpy(c->ns, r->cache_namespace.data, r->cache_namespace.len + 1); /* its length was checked */
     c->logprobs = r->sampling.want_logprob;
     snprintf(c->head.id, sizeof c->head.id, "chatcmpl-%016llx%08x", (unsigned long long)id[0], (unsigned)(id[1] & 0xFFFFFFFFu));
     c->head.created = (int64_t)time(NULL);
@@ -387,6 +430,64 @@ static int submit_error(const struct chat_service *s, enum submit_result result,
     return out_of_memory(err);
 }
 
+struct depth_question {
+    const char *ns;
+    const struct token_list *ids;
+    int depth;
+};
+
+static void ask_depth(struct engine *e, void *arg)
+{
+    struct depth_question *q = arg;
+    q->depth = engine_cache_depth(e, q->ns, q->ids->ids, (int)q->ids->len);
+}
+
+/* What the disk holds of the prompt beyond what memory does: read here, on the connection's thread, so that nobody else waits for it. NULL: nothing
+ * (then the prompt is simply computed). */
+static struct cache_image *read_disk(const struct chat_service *s, const char *ns, const struct token_list *ids)
+{
+    const int cells = ids->len ? (int)((ids->len - 1) / GRID) : 0; /* at least one token is left to run */
+    if (!s->disk || cells == 0)
+        return NULL;
+    struct cache_key *keys = alloc_array((size_t)cells, sizeof *keys), before = cache_key_root(s->info->model_id, ns);
+    struct cache_image *image = keys ? alloc_array(1, sizeof *image) : NULL;
+    if (!image) {
+        free(keys);
+        return NULL;
+    }
+    for (int i = 0; i < cells; i++)
+        before = keys[i] = cache_key_next(&before, ids->ids + (size_t)i * GRID, GRID);
+    /* When the engine is too busy to say, everything is read: some of it in vain, but it is correct. */
+    struct depth_question q = {.ns = ns, .ids = ids};
+    scheduler_call(s->scheduler, ask_depth, &q, DEPTH_WAIT_MS);
+    const bool found = cache_disk_read(s->disk, ns, keys, ids->ids, cells, q.depth / GRID, image);
+    free(keys);
+    if (!found) {
+        cache_image_free(image);
+        free(image);
+        return NULL;
+    }
+    return image;
+}
+
+/* The two ways to name a namespace must agree. */
+static int settle_namespace(struct chat_request *r, const char *header, struct api_error *err)
+{
+    if (!header)
+        return 0;
+    if (chat_namespace_check(header, strlen(header), "X-Cache-Namespace", err))
+        return -1;
+    if (r->cache_namespace.data) {
+        if (strcmp(r->cache_namespace.data, header) == 0)
+            return 0;
+        return api_error_set(err, 400, "invalid_value", "cache_namespace",
+                             "cache_namespace and the X-Cache-Namespace header name two namespaces; send one of them");
+    }
+    r->cache_namespace.len = strlen(header);
+    r->cache_namespace.data = alloc_text(header, r->cache_namespace.len);
+    return r->cache_namespace.data ? 0 : out_of_memory(err);
+}
+
 /* Everything after parsing. */
 static int start_request(const struct chat_service *s, struct chat_request *r, struct chat **out, struct api_error *err)
 {
@@ -394,6 +495,7 @@ static int start_request(const struct chat_service *s, struct chat_request *r, s
     struct prompt prompt = {0};
     struct token_list ids = {0};
     struct chat *c = NULL;
+    struct cache_image *image = NULL;
     struct error why;
 
     if (r->model.data && !chat_serves_model(s, r->model.data, r->model.len)) {
@@ -409,7 +511,9 @@ static int start_request(const struct chat_service *s, struct chat_request *r, s
     int max_tokens = 0;
     if (answer_room(s, r, ids.len, &max_tokens, err))
         goto done;
-    if (!r->seed_given && random_bytes(&r->sampling.seed, sizeof r->sampling.seed)) {
+    if (!r->seed_given && s->deterministic)
+        r->sampling.seed = 0;
+    else if (!r->seed_given && random_bytes(&r->sampling.seed, sizeof r->sampling.seed)) {
         api_error_set(err, 503, NULL, NULL, "the system gives no random numbers");
         goto done;
     }
@@ -422,11 +526,16 @@ static int start_request(const struct chat_service *s, struct chat_request *r, s
         reply_chunk_role(&c->event, &c->head);
         send_event(c);
     }
+    image = read_disk(s, c->ns, &ids);
     enum submit_result result = scheduler_submit(s->scheduler,
                                                  &(struct job_options){
                                                      .prompt = ids.ids,
                                                      .n_prompt = c->n_prompt,
                                                      .max_tokens = max_tokens,
+                                                     .max_tokens_asked = r->max_tokens >= 0,
+                                                     .warm = r->warm,
+                                                     .ns = c->ns,
+                                                     .image = image,
                                                      .sampling = &r->sampling,
                                                      .token = on_token,
                                                      .end = on_end,
@@ -439,20 +548,26 @@ static int start_request(const struct chat_service *s, struct chat_request *r, s
         chat_free(c);
         goto done;
     }
+    image = NULL; /* the job's now */
     *out = c;
     rc = 0;
 done:
+    cache_image_free(image);
+    free(image);
     token_list_free(&ids);
     prompt_free(&prompt);
     return rc;
 }
 
-int chat_start(const struct chat_service *s, const char *body, size_t len, struct chat **out, struct api_error *err)
+int chat_start(const struct chat_service *s, const struct chat_input *in, struct chat **out, struct api_error *err)
 {
     struct chat_request *r;
-    if (chat_request_parse(&r, body, len, &s->defaults, err))
+    if (chat_request_parse(&r, in->body, in->len, &s->defaults, err))
         return -1;
-    int rc = start_request(s, r, out, err);
+    r->warm = in->warm;
+    int rc = settle_namespace(r, in->ns, err);
+    if (rc == 0)
+        rc = start_request(s, r, out, err);
     chat_request_free(r);
     return rc;
 }
@@ -467,16 +582,28 @@ struct outbox *chat_outbox(struct chat *c)
     return &c->outbox;
 }
 
+int chat_heartbeat_ms(const struct chat *c)
+{
+    return c->include_progress && job_prompt_done(c->job) < c->n_prompt ? PROGRESS_MS : HEARTBEAT_MS;
+}
+
 void chat_heartbeat(struct chat *c)
 {
-    char line[96];
+    struct buf b = BUF_INIT;
     const int written = atomic_load(&c->written), done = job_prompt_done(c->job);
-    int n;
     if (done < c->n_prompt)
-        n = snprintf(line, sizeof line, ": reading prompt %d/%d tokens\n\n", done, c->n_prompt);
+        buf_printf(&b, ": reading prompt %d/%d tokens\n\n", done, c->n_prompt);
     else
-        n = snprintf(line, sizeof line, ": writing, %d tokens so far\n\n", written);
-    outbox_put(&c->outbox, line, (size_t)n); /* when it fails, so does the answer's own next event */
+        buf_printf(&b, ": writing, %d tokens so far\n\n", written);
+    if (c->include_progress && written == 0 && done != c->progress_sent) {
+        const struct progress p = {
+            .total = c->n_prompt, .cached = job_prompt_cached(c->job), .done = done, .elapsed_ms = (double)(clock_ns() - c->began) / 1e6};
+        reply_chunk_progress(&b, &c->head, &p);
+        c->progress_sent = done;
+    }
+    if (!b.failed)
+        outbox_put(&c->outbox, b.data, b.len); /* when it fails, so does the answer's own next event */
+    buf_free(&b);
 }
 
 int chat_status(struct chat *c)

@@ -25,10 +25,12 @@ struct chat_service {
     struct scheduler *scheduler;
     struct chat_template chat_template;
     struct chat_defaults defaults;
-    int default_max_tokens;    /* 0 = to the end of the context */
-    const char *model;         /* the name in replies: the alias, or the file's own name */
-    char *file_stem;           /* the file's name without folder and .gguf: also accepted */
-    int64_t started;           /* Unix seconds */
+    int default_max_tokens;  /* 0 = to the end of the context */
+    const char *model;       /* the name in replies: the alias, or the file's own name */
+    char *file_stem;         /* the file's name without folder and .gguf: also accepted */
+    int64_t started;         /* Unix seconds */
+    struct cache_disk *disk; /* the prefix cache's files, or NULL; borrowed */
+    bool deterministic;      /* a request without a seed gets a fixed one */
 };
 
 /* The engine must outlive the service; the scheduler owns the engine (see scheduler.h). */
@@ -43,19 +45,30 @@ bool chat_serves_model(const struct chat_service *s, const char *name, size_t le
 
 struct chat;
 
+/* A request as it came. */
+struct chat_input {
+    const char *body; /* [len] */
+    size_t len;
+    const char *ns; /* the X-Cache-Namespace header, or NULL; the body's cache_namespace says the same thing */
+    bool warm;      /* POST /v1/cache/warm: read the messages into the cache and answer nothing; never a stream */
+};
+
 /* Takes a request up to the point where the model's work begins. 0 and *out, or -1 with err:
  *   400 malformed, refused field, prompt too long (context_length_exceeded, both counts), too large for the KV memory
  *   404 another model than the one served
  *   429 the queue is full; 503 shutting down, or out of memory */
-int chat_start(const struct chat_service *s, const char *body, size_t len, struct chat **out, struct api_error *err);
+int chat_start(const struct chat_service *s, const struct chat_input *in, struct chat **out, struct api_error *err);
 
 bool chat_streams(const struct chat *c);
 
 /* The reply's bytes: server-sent events as they come, or one JSON document just before the end. The connection's thread reads here. */
 struct outbox *chat_outbox(struct chat *c);
 
+/* How long the connection may be silent before chat_heartbeat: shorter while a client watches its prompt being read. */
+int chat_heartbeat_ms(const struct chat *c);
+
 /* Puts a comment line (": reading prompt 128/6000 tokens") into the stream's outbox, so that neither the client nor anything between thinks the
- * connection dead. */
+ * connection dead; and a progress event where the request asked for them. */
 void chat_heartbeat(struct chat *c);
 
 /* HTTP status of a reply that is not a stream; valid once the outbox is at its end. */

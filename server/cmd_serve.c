@@ -18,6 +18,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "config/config.h"
+#include "engine/cache_disk.h"
 #include "engine/engine.h"
 #include "server/chat.h"
 #include "server/commands.h"
@@ -187,6 +188,7 @@ static int serve(const struct config *c, int signal_fd, struct error *err)
     struct http_server *http = NULL;
     struct loading loading = {.options = setup_engine_options(c, (int)c->max_running)};
     struct scheduler *scheduler = NULL;
+    struct cache_disk *disk = NULL;
     struct chat_service service;
     bool have_service = false;
 
@@ -199,7 +201,7 @@ static int serve(const struct config *c, int signal_fd, struct error *err)
     }
     if (http_start(&http, &listener, c, err))
         return -1;
-    if (load(&loading, signal_fd, err))
+    if (setup_cache(c, &loading.options, &disk, err) || load(&loading, signal_fd, err))
         goto done;
     setup_print_engine(stdout, loading.engine, c);
     const struct scheduler_options options = {
@@ -207,10 +209,12 @@ static int serve(const struct config *c, int signal_fd, struct error *err)
         .max_running = (int)c->max_running,
         .max_queue = (int)c->max_queue,
         .prefill_chunk = (int)c->prefill_chunk,
+        .max_gap_ms = (int)c->max_gap,
     };
     if (scheduler_open(&scheduler, &options, err) || chat_service_open(&service, loading.engine, scheduler, c, err))
         goto done;
     have_service = true;
+    service.disk = disk;
     http_set_service(http, &service);
     print_ready(&listener, &service, c);
     rc = serve_until_signal(http, scheduler, c, signal_fd);
@@ -220,6 +224,7 @@ done:
     if (have_service)
         chat_service_close(&service);
     engine_close(loading.engine);
+    cache_disk_close(disk); /* writes what is queued */
     return rc;
 }
 

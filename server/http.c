@@ -19,11 +19,12 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "server/cache_api.h"
 #include "server/guard.h"
+#include "server/metrics.h"
 #include "server/page.h"
 
 enum {
-    HEARTBEAT_MS = 4000,          /* longest silence of a stream; the promise is 5 s */
     SPARE_CONNECTIONS = 16,       /* beyond --max-connections: enough to tell them so */
     CONNECTION_STACK = 1 << 20,   /* bytes, of which only what is used takes memory; JSON of the deepest nesting allowed fits */
     CONNECTION_MEMORY = 32 << 10, /* bytes for headers and one write; longer headers get a 431 from libmicrohttpd */
@@ -42,21 +43,25 @@ struct http_server {
     int idle_fd;
 };
 
-enum route { ROUTE_NONE, ROUTE_PAGE, ROUTE_HEALTH, ROUTE_MODELS, ROUTE_MODEL, ROUTE_CHAT };
+enum route { ROUTE_NONE, ROUTE_PAGE, ROUTE_HEALTH, ROUTE_METRICS, ROUTE_MODELS, ROUTE_MODEL, ROUTE_CHAT, ROUTE_CACHE, ROUTE_NAMESPACE, ROUTE_WARM };
 
 static const struct {
     const char *path;    /* for logs and messages */
     const char *methods; /* Allow */
 } routes[] = {
-    [ROUTE_NONE] = {"(no such path)", "GET, HEAD, POST, OPTIONS"},
+    [ROUTE_NONE] = {"(no such path)", "GET, HEAD, POST, DELETE, OPTIONS"},
     [ROUTE_PAGE] = {"/", "GET, HEAD, OPTIONS"},
     [ROUTE_HEALTH] = {"/health", "GET, HEAD, OPTIONS"},
+    [ROUTE_METRICS] = {"/metrics", "GET, HEAD, OPTIONS"},
     [ROUTE_MODELS] = {"/v1/models", "GET, HEAD, OPTIONS"},
     [ROUTE_MODEL] = {"/v1/models/{model}", "GET, HEAD, OPTIONS"},
     [ROUTE_CHAT] = {"/v1/chat/completions", "POST, OPTIONS"},
+    [ROUTE_CACHE] = {"/v1/cache", "GET, HEAD, DELETE, OPTIONS"},
+    [ROUTE_NAMESPACE] = {"/v1/cache/{namespace}", "DELETE, OPTIONS"},
+    [ROUTE_WARM] = {"/v1/cache/warm", "POST, DELETE, OPTIONS"},
 };
 
-enum method { METHOD_OTHER, METHOD_GET, METHOD_HEAD, METHOD_POST, METHOD_OPTIONS };
+enum method { METHOD_OTHER, METHOD_GET, METHOD_HEAD, METHOD_POST, METHOD_DELETE, METHOD_OPTIONS };
 
 /* One request, from its headers to its last byte; its connection's thread alone uses it. */
 struct request {
@@ -65,7 +70,7 @@ struct request {
     uint64_t began; /* clock_ns */
     enum route route;
     enum method method;
-    const char *model_id; /* ROUTE_MODEL: in the URL, valid while the request lives */
+    const char *name; /* ROUTE_MODEL, ROUTE_NAMESPACE: the last part of the URL, valid while the request lives */
     bool refused;
     bool close;             /* the connection ends with this reply */
     struct api_error error; /* why it was refused */
@@ -180,6 +185,22 @@ static int check_body_headers(struct request *r)
     return 0;
 }
 
+static bool takes_method(const struct request *r)
+{
+    switch (r->route) {
+    case ROUTE_CHAT:
+        return r->method == METHOD_POST;
+    case ROUTE_WARM: /* "warm" may be the name of a namespace too */
+        return r->method == METHOD_POST || r->method == METHOD_DELETE;
+    case ROUTE_NAMESPACE:
+        return r->method == METHOD_DELETE;
+    case ROUTE_CACHE:
+        return r->method == METHOD_GET || r->method == METHOD_HEAD || r->method == METHOD_DELETE;
+    default:
+        return r->method == METHOD_GET || r->method == METHOD_HEAD;
+    }
+}
+
 /* Looks at everything but the body. 0, or -1 with r->error (and r->close where the connection cannot go on). */
 static int check_request(struct request *r)
 {
@@ -209,12 +230,13 @@ static int check_request(struct request *r)
     if (has_key(h) && r->route != ROUTE_HEALTH && r->route != ROUTE_PAGE && !guard_key_matches(header(r, "Authorization"), h->config->api_key))
         return api_error_set(err, 401, "invalid_api_key", NULL, "this server wants its key: send Authorization: Bearer KEY");
     if (r->route == ROUTE_NONE)
-        return api_error_set(err, 404, "not_found", NULL,
-                             "no such path here; there are POST /v1/chat/completions, GET /v1/models, GET /health and GET /");
-    const bool post = r->route == ROUTE_CHAT;
-    if (post ? r->method != METHOD_POST : r->method != METHOD_GET && r->method != METHOD_HEAD)
+        return api_error_set(
+            err, 404, "not_found", NULL,
+            "no such path here; there are POST /v1/chat/completions, POST /v1/cache/warm, GET /v1/cache, DELETE /v1/cache/{namespace}, "
+            "GET /v1/models, GET /health, GET /metrics and GET /");
+    if (!takes_method(r))
         return api_error_set(err, 405, "method_not_allowed", NULL, "%s takes %s", routes[r->route].path, routes[r->route].methods);
-    return post ? check_body_headers(r) : 0;
+    return r->method == METHOD_POST ? check_body_headers(r) : 0;
 }
 
 /* ---- routes ---- */
@@ -271,7 +293,7 @@ static enum MHD_Result answer_models(struct request *r, const struct chat_servic
         reply_models(&b, s->model, s->started, s->info->context);
         return send_buf(r, 200, "application/json", &b);
     }
-    if (!chat_serves_model(s, r->model_id, strlen(r->model_id))) {
+    if (!chat_serves_model(s, r->name, strlen(r->name))) {
         api_error_set(&r->error, 404, "model_not_found", "model", "this server has no model of that name; it serves \"%s\"", s->model);
         return send_error(r, &r->error);
     }
@@ -280,6 +302,28 @@ static enum MHD_Result answer_models(struct request *r, const struct chat_servic
     buf_printf(&b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"bedside\",\"context_length\":%d}\n", (long long)s->started,
                s->info->context);
     return send_buf(r, 200, "application/json", &b);
+}
+
+static enum MHD_Result answer_metrics(struct request *r, const struct chat_service *s)
+{
+    if (!s)
+        return send_loading(r);
+    struct buf b = BUF_INIT;
+    metrics_write(&b, s, atomic_load(&r->server->n_connections));
+    return send_buf(r, 200, "text/plain; version=0.0.4; charset=utf-8", &b);
+}
+
+static enum MHD_Result answer_cache(struct request *r, const struct chat_service *s)
+{
+    if (!s)
+        return send_loading(r);
+    struct buf b = BUF_INIT;
+    const char *ns = r->route == ROUTE_WARM ? "warm" : r->route == ROUTE_NAMESPACE ? r->name : "";
+    int rc = r->method == METHOD_DELETE ? cache_api_delete(s, ns, &b, &r->error) : cache_api_list(s, &b, &r->error);
+    if (rc == 0)
+        return send_buf(r, 200, "application/json", &b);
+    buf_free(&b);
+    return send_error(r, &r->error);
 }
 
 /* Sleeps until there is something to send or nobody to send it to. libmicrohttpd's clock for idle connections is stopped meanwhile: a client that
@@ -299,7 +343,7 @@ static ssize_t read_stream(void *cls, uint64_t pos, char *dst, size_t max)
     struct request *r = cls;
     (void)pos;
     for (;;) {
-        switch (wait_for_answer(r, HEARTBEAT_MS)) {
+        switch (wait_for_answer(r, chat_heartbeat_ms(r->chat))) {
         case OUTBOX_READY:
             return (ssize_t)outbox_take(chat_outbox(r->chat), dst, max);
         case OUTBOX_END:
@@ -352,7 +396,13 @@ static enum MHD_Result answer_chat(struct request *r, const struct chat_service 
         return send_error(r, &r->error);
     }
     atomic_fetch_add(&r->server->n_active, 1);
-    if (chat_start(s, r->body.data ? r->body.data : "", r->body.len, &r->chat, &r->error)) {
+    const struct chat_input in = {
+        .body = r->body.data ? r->body.data : "",
+        .len = r->body.len,
+        .ns = header(r, "X-Cache-Namespace"),
+        .warm = r->route == ROUTE_WARM,
+    };
+    if (chat_start(s, &in, &r->chat, &r->error)) {
         if (atomic_fetch_sub(&r->server->n_active, 1) == 1)
             eventfd_write(r->server->idle_fd, 1);
         return send_error(r, &r->error);
@@ -381,8 +431,15 @@ static enum MHD_Result answer(struct request *r)
     case ROUTE_MODELS:
     case ROUTE_MODEL:
         return answer_models(r, s);
+    case ROUTE_METRICS:
+        return answer_metrics(r, s);
     case ROUTE_CHAT:
         return answer_chat(r, s);
+    case ROUTE_WARM:
+        return r->method == METHOD_POST ? answer_chat(r, s) : answer_cache(r, s);
+    case ROUTE_CACHE:
+    case ROUTE_NAMESPACE:
+        return answer_cache(r, s);
     case ROUTE_NONE:
         break;
     }
@@ -391,23 +448,30 @@ static enum MHD_Result answer(struct request *r)
 
 /* ---- libmicrohttpd's callbacks ---- */
 
-static enum route route_of(const char *url, const char **model_id)
+/* What follows `start` in the URL, or NULL when it is another URL or nothing follows. */
+static const char *after(const char *url, const char *start)
 {
-    static const char models[] = "/v1/models/";
-    if (strncmp(url, models, sizeof models - 1) == 0 && url[sizeof models - 1]) {
-        *model_id = url + sizeof models - 1;
-        return ROUTE_MODEL;
-    }
-    for (int i = ROUTE_PAGE; i <= ROUTE_CHAT; i++) {
+    const size_t n = strlen(start);
+    return strncmp(url, start, n) == 0 && url[n] ? url + n : NULL;
+}
+
+static enum route route_of(const char *url, const char **name)
+{
+    for (int i = ROUTE_PAGE; i <= ROUTE_WARM; i++) {
         if (strcmp(url, routes[i].path) == 0)
             return (enum route)i;
     }
+    if ((*name = after(url, "/v1/models/")) != NULL)
+        return ROUTE_MODEL;
+    if ((*name = after(url, "/v1/cache/")) != NULL)
+        return ROUTE_NAMESPACE;
     return ROUTE_NONE;
 }
 
 static enum method method_of(const char *name)
 {
-    static const char *const names[] = {[METHOD_GET] = "GET", [METHOD_HEAD] = "HEAD", [METHOD_POST] = "POST", [METHOD_OPTIONS] = "OPTIONS"};
+    static const char *const names[] = {
+        [METHOD_GET] = "GET", [METHOD_HEAD] = "HEAD", [METHOD_POST] = "POST", [METHOD_DELETE] = "DELETE", [METHOD_OPTIONS] = "OPTIONS"};
     for (int i = METHOD_GET; i <= METHOD_OPTIONS; i++) {
         if (strcmp(name, names[i]) == 0)
             return (enum method)i;
@@ -446,7 +510,7 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *connection, 
         r->server = cls;
         r->connection = connection;
         r->began = clock_ns();
-        r->route = route_of(url, &r->model_id);
+        r->route = route_of(url, &r->name);
         r->method = method_of(method);
         r->refused = check_request(r) != 0;
         /* A client that asked first (Expect: 100-continue) is told no before it sends; everybody else is heard out. */
@@ -466,8 +530,8 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *connection, 
 /* One line per request: what, how it went, how much, how long. Never a word of what was said, and no path that a client made up. */
 static void log_request(const struct request *r, const struct usage *usage, enum MHD_RequestTerminationCode code)
 {
-    static const char *const methods[] = {
-        [METHOD_OTHER] = "(other)", [METHOD_GET] = "GET", [METHOD_HEAD] = "HEAD", [METHOD_POST] = "POST", [METHOD_OPTIONS] = "OPTIONS"};
+    static const char *const methods[] = {[METHOD_OTHER] = "(other)", [METHOD_GET] = "GET",       [METHOD_HEAD] = "HEAD",
+                                          [METHOD_POST] = "POST",     [METHOD_DELETE] = "DELETE", [METHOD_OPTIONS] = "OPTIONS"};
     const double seconds = (double)(clock_ns() - r->began) / 1e9;
     const char *end = code == MHD_REQUEST_TERMINATED_COMPLETED_OK      ? ""
                       : code == MHD_REQUEST_TERMINATED_TIMEOUT_REACHED ? ", the client stopped reading or sending"

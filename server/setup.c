@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "engine/cache_disk.h"
+#include "engine/memory.h"
 #include "server/show.h"
 
 enum log_level setup_log_level(const struct config *c)
@@ -14,17 +16,45 @@ enum log_level setup_log_level(const struct config *c)
     return LOG_INFO;
 }
 
+static enum kv_type kv_type_of(const char *name)
+{
+    if (strcmp(name, "f32") == 0)
+        return KV_F32;
+    return strcmp(name, "q8_0") == 0 ? KV_Q8_0 : KV_F16;
+}
+
 struct engine_options setup_engine_options(const struct config *c, int max_sequences)
 {
     return (struct engine_options){
         .model_path = c->model,
         .context = (int)c->context,
         .n_threads = (int)c->threads,
-        .kv_type = strcmp(c->kv_type, "f32") == 0 ? KV_F32 : KV_F16,
+        .kv_type = kv_type_of(c->kv_type),
         .kv_budget = (uint64_t)c->kv_memory << 20,
         .max_sequences = max_sequences,
         .max_rows = (int)c->prefill_chunk + max_sequences,
     };
+}
+
+int setup_cache(const struct config *c, struct engine_options *options, struct cache_disk **disk, struct error *err)
+{
+    const uint64_t most = (uint64_t)4 << 30, eighth = memory_available() / 8;
+    *disk = NULL;
+    options->share_system = c->share_system;
+    options->cache_memory = c->cache_memory >= 0 ? (uint64_t)c->cache_memory << 20 : eighth < most ? eighth : most;
+    if (!c->cache_dir[0])
+        return 0;
+    if (options->cache_memory == 0)
+        return error_set(err, "--cache-dir needs a cache in memory: --cache-memory must not be 0");
+    const struct cache_disk_options d = {
+        .dir = c->cache_dir,
+        .key_file = c->cache_key[0] ? c->cache_key : NULL,
+        .budget = (uint64_t)c->cache_disk << 20,
+    };
+    if (cache_disk_open(disk, &d, err))
+        return -1;
+    options->disk = *disk;
+    return 0;
 }
 
 static void print_row(FILE *out, const char *what, unsigned long long bytes, const char *note)
@@ -64,5 +94,9 @@ void setup_print_engine(FILE *out, const struct engine *e, const struct config *
         snprintf(note, sizeof note, " at most, for %d requests at once", i->max_sequences);
         print_row(out, "recurrent states", states, note);
     }
-    print_row(out, "together", i->weight_bytes + pages + states, " at most");
+    struct engine_cache_stats cache;
+    engine_cache_stats(e, &cache);
+    if (cache.on)
+        print_row(out, "prefix cache", cache.budget, " at most, of state snapshots; cached text yields to running requests");
+    print_row(out, "together", i->weight_bytes + pages + states + cache.budget, " at most");
 }

@@ -13,6 +13,10 @@ enum log_level setup_log_level(const struct config *c);
 /* Room for max_sequences, and steps of a full prompt chunk beside one row for each. */
 struct engine_options setup_engine_options(const struct config *c, int max_sequences);
 
+/* The prefix cache's part of the options: the snapshots' share of memory, and the files, opened into *disk (NULL without --cache-dir), which the
+ * caller closes after the engine. 0, or -1 with err: the folder or the key file cannot be used. */
+int setup_cache(const struct config *c, struct engine_options *options, struct cache_disk **disk, struct error *err);
+
 /* The model and the memory it takes, some lines. */
 void setup_print_engine(FILE *out, const struct engine *e, const struct config *c);
 
