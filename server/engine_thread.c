@@ -7,11 +7,8 @@
 #include "base/alloc.h"
 
 struct engine_thread {
-    struct engine *engine;
-    void (*done)(void *ctx);
-    void *ctx;
+    struct engine_thread_options o;
     struct step_item *items; /* [max_items] */
-    int *index;              /* [max_items] items[i] is work->items[index[i]] */
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -22,40 +19,59 @@ struct engine_thread {
 /* Runs n prepared items as one step and copies the results back. */
 static int run_items(struct engine_thread *t, struct work *w, int first, int n, struct error *err)
 {
-    if (engine_step(t->engine, t->items + first, n, err))
+    if (engine_step(t->o.engine, t->items + first, n, err))
         return -1;
-    for (int i = first; i < first + n; i++)
-        w->items[t->index[i]].pick = t->items[i].pick;
+    for (int i = first; i < first + n; i++) {
+        w->items[i].pick = t->items[i].pick;
+        w->items[i].stop = sequence_stop(w->items[i].seq);
+    }
     return 0;
+}
+
+static void run_step(struct engine_thread *t, struct work *w)
+{
+    for (int i = 0; i < w->n_items; i++) {
+        struct work_item *item = &w->items[i];
+        item->failed = false;
+        t->items[i] = (struct step_item){.seq = item->seq, .tokens = item->tokens, .n_tokens = item->n_tokens, .sampler = item->sampler};
+    }
+    struct error err;
+    const uint64_t before = t->o.clock(t->o.clock_ctx);
+    if (run_items(t, w, 0, w->n_items, &err) == 0) {
+        w->step_ns = t->o.clock(t->o.clock_ctx) - before;
+        return;
+    }
+    for (int i = 0; i < w->n_items; i++) {
+        struct work_item *item = &w->items[i];
+        if (w->n_items == 1)
+            item->err = err;
+        item->failed = w->n_items == 1 || run_items(t, w, i, 1, &item->err) != 0;
+    }
+}
+
+static void start_sequence(struct engine_thread *t, struct work_start *s)
+{
+    s->seq = sequence_start(t->o.engine, &s->options, &s->cache, &s->err);
+    if (!s->seq)
+        return;
+    s->length = sequence_length(s->seq);
+    s->stop = sequence_stop(s->seq);
 }
 
 static void do_work(struct engine_thread *t, struct work *w)
 {
     for (int i = 0; i < w->n_drop; i++)
-        sequence_free(t->engine, w->drop[i]);
-
-    int n = 0;
-    for (int i = 0; i < w->n_items; i++) {
-        struct work_item *item = &w->items[i];
-        item->failed = false;
-        if (!*item->seq)
-            *item->seq = sequence_new(t->engine, &item->err);
-        if (!*item->seq) {
-            item->failed = true;
-            continue;
-        }
-        t->items[n] = (struct step_item){.seq = *item->seq, .tokens = item->tokens, .n_tokens = item->n_tokens, .sampler = item->sampler};
-        t->index[n++] = i;
+        sequence_free(t->o.engine, w->drop[i]);
+    for (struct work_call *c = w->calls, *next; c; c = next) {
+        next = c->next; /* whoever made the call may be gone when it returns */
+        c->run(t->o.engine, c->ctx);
     }
-    struct error err;
-    if (n == 0 || run_items(t, w, 0, n, &err) == 0)
-        return;
-    for (int i = 0; i < n; i++) {
-        struct work_item *item = &w->items[t->index[i]];
-        if (n == 1)
-            item->err = err;
-        item->failed = n == 1 || run_items(t, w, i, 1, &item->err) != 0;
-    }
+    if (w->start)
+        start_sequence(t, w->start);
+    w->step_ns = 0;
+    if (w->n_items > 0)
+        run_step(t, w);
+    engine_cache_stats(t->o.engine, &w->cache);
 }
 
 static void *engine_main(void *arg)
@@ -73,24 +89,21 @@ static void *engine_main(void *arg)
         pthread_mutex_lock(&t->lock);
         t->work = NULL;
         pthread_mutex_unlock(&t->lock);
-        t->done(t->ctx);
+        t->o.done(t->o.ctx);
         pthread_mutex_lock(&t->lock);
     }
     pthread_mutex_unlock(&t->lock);
     return NULL;
 }
 
-int engine_thread_start(struct engine_thread **out, struct engine *e, int max_items, void (*done)(void *ctx), void *ctx, struct error *err)
+int engine_thread_start(struct engine_thread **out, const struct engine_thread_options *options, struct error *err)
 {
     struct engine_thread *t = alloc_array(1, sizeof *t);
     if (!t)
         return error_set(err, "out of memory for the engine thread");
-    t->engine = e;
-    t->done = done;
-    t->ctx = ctx;
-    t->items = alloc_array((size_t)max_items, sizeof *t->items);
-    t->index = alloc_array((size_t)max_items, sizeof *t->index);
-    if (!t->items || !t->index) {
+    t->o = *options;
+    t->items = alloc_array((size_t)options->max_items, sizeof *t->items);
+    if (!t->items) {
         error_set(err, "out of memory for the engine thread");
         goto fail;
     }
@@ -107,7 +120,6 @@ int engine_thread_start(struct engine_thread **out, struct engine *e, int max_it
     return 0;
 fail:
     free(t->items);
-    free(t->index);
     free(t);
     return -1;
 }
@@ -132,6 +144,5 @@ void engine_thread_stop(struct engine_thread *t)
     pthread_cond_destroy(&t->changed);
     pthread_mutex_destroy(&t->lock);
     free(t->items);
-    free(t->index);
     free(t);
 }

@@ -1,109 +1,18 @@
+/* The scheduler's threads and messages; what is decided, and when, is in schedule.c. */
 #include "server/scheduler.h"
 
-#include <limits.h>
-#include <pthread.h>
-#include <stdatomic.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <uv.h>
+#include <time.h>
 
 #include "base/alloc.h"
-#include "server/engine_thread.h"
+#include "base/clock.h"
+#include "server/scheduler_impl.h"
 
-enum { DECODING_CHUNK = 128 }; /* prompt tokens per step while an answer is being written */
+enum { DEFAULT_GAP_MS = 250 };
 
-struct job {
-    /* any thread */
-    atomic_int refs;
-    atomic_bool cancelled;
-    atomic_int prompt_done;
-    struct scheduler *owner;
-    /* fixed */
-    int32_t *prompt; /* [n_prompt] */
-    int n_prompt, max_tokens, pages;
-    struct sampler *sampler; /* used by the engine thread in a step, by nobody else */
-    bool (*token)(void *ctx, const struct pick *pick);
-    void (*end)(void *ctx, enum job_end why, const char *message, const struct job_report *report);
-    void (*release)(void *ctx);
-    void *ctx;
-    /* scheduler thread */
-    struct sequence *seq;
-    int fed;            /* prompt tokens in the sequence */
-    int written;        /* tokens picked */
-    int32_t last;       /* the last one, not yet fed */
-    uint64_t served_at; /* when its prompt last had a chunk, by `serves`; 0: never */
-    struct job *next;   /* in the inbox or the queue */
-};
-
-struct job_list { /* first in, first out */
-    struct job *head, **tail;
-};
-
-struct scheduler {
-    struct scheduler_options options;
-    const struct engine_info *info;
-    const struct tokenizer *tokenizer;
-    struct engine_thread *engine;
-    uv_loop_t loop;
-    uv_async_t wake;
-    pthread_t thread;
-
-    pthread_mutex_t lock; /* guards these four */
-    struct job_list inbox;
-    int n_jobs; /* submitted and not ended */
-    bool draining, stopping;
-
-    /* scheduler thread */
-    struct job_list queue;
-    struct job **running; /* [max_running], in order of admission */
-    int n_running, pages_used;
-    bool busy; /* `work` is with the engine thread */
-    bool closing;
-    struct work work;
-    struct work_item *items; /* [max_running] */
-    struct job **item_jobs;  /* [max_running] */
-    struct sequence **drops; /* [max_running] */
-    uint64_t step, serves;   /* steps built, prompt chunks given */
-
-    /* any thread */
-    atomic_bool step_done;
-    atomic_int n_running_seen, n_queued_seen, pages_seen;
-    _Atomic uint64_t steps_seen;
-};
-
-static void list_init(struct job_list *l)
-{
-    l->head = NULL;
-    l->tail = &l->head;
-}
-
-static void list_add(struct job_list *l, struct job *j)
-{
-    j->next = NULL;
-    *l->tail = j;
-    l->tail = &j->next;
-}
-
-static void list_append(struct job_list *l, struct job_list *more)
-{
-    if (!more->head)
-        return;
-    *l->tail = more->head;
-    l->tail = more->tail;
-    list_init(more);
-}
-
-/* ---- jobs ---- */
-
-void job_unref(struct job *j)
-{
-    if (!j || atomic_fetch_sub(&j->refs, 1) != 1)
-        return;
-    j->release(j->ctx);
-    sampler_free(j->sampler);
-    free(j->prompt);
-    free(j);
-}
+/* ---- jobs in, and out ---- */
 
 void job_cancel(struct job *j)
 {
@@ -111,65 +20,46 @@ void job_cancel(struct job *j)
         uv_async_send(&j->owner->wake);
 }
 
-int job_prompt_done(const struct job *j)
-{
-    return atomic_load(&j->prompt_done);
-}
-
 int scheduler_pages(int n_prompt, int max_tokens)
 {
     return (int)(((int64_t)n_prompt + max_tokens + GRID - 1) / GRID);
 }
 
-static struct job *job_new(struct scheduler *s, const struct job_options *o)
+/* Whether the job could not even run alone. */
+static bool too_large(const struct scheduler *s, const struct job_options *o)
 {
-    struct job *j = alloc_array(1, sizeof *j);
-    if (!j)
-        return NULL;
-    j->prompt = alloc_array((size_t)o->n_prompt, sizeof *j->prompt);
-    j->sampler = sampler_new(s->tokenizer, o->sampling);
-    if (!j->prompt || !j->sampler) {
-        sampler_free(j->sampler);
-        free(j->prompt);
-        free(j);
-        return NULL;
-    }
-    memcpy(j->prompt, o->prompt, (size_t)o->n_prompt * sizeof *j->prompt);
-    sampler_prompt(j->sampler, j->prompt, (size_t)o->n_prompt);
-    atomic_store(&j->refs, 2); /* the caller's and the scheduler's */
-    j->owner = s;
-    j->n_prompt = o->n_prompt;
-    j->max_tokens = o->max_tokens;
-    j->pages = scheduler_pages(o->n_prompt, o->max_tokens);
-    j->token = o->token;
-    j->end = o->end;
-    j->release = o->release;
-    j->ctx = o->ctx;
-    return j;
+    const int answer = o->warm ? 0 : o->max_tokens_asked ? o->max_tokens : 1;
+    return scheduler_pages(o->n_prompt, answer) > s->info->pages_total;
 }
 
 enum submit_result scheduler_submit(struct scheduler *s, const struct job_options *options, struct job **out)
 {
-    if (scheduler_pages(options->n_prompt, options->max_tokens) > s->info->pages_total)
-        return SUBMIT_TOO_LARGE;
-
     /* Count first, so that a full server refuses before it copies anything. */
     pthread_mutex_lock(&s->lock);
     enum submit_result r = SUBMIT_OK;
-    if (s->draining || s->stopping)
+    if (s->draining || s->stopping) {
         r = SUBMIT_DRAINING;
-    else if (s->n_jobs >= s->options.max_running + s->options.max_queue)
+    } else if (too_large(s, options)) {
+        r = SUBMIT_TOO_LARGE;
+        s->refused_large++;
+    } else if (s->n_jobs >= s->places + s->options.max_queue) {
         r = SUBMIT_FULL;
-    else
+        s->refused_full++;
+    } else {
         s->n_jobs++;
+    }
     pthread_mutex_unlock(&s->lock);
     if (r != SUBMIT_OK)
         return r;
 
-    struct job *j = job_new(s, options);
+    struct job *j = job_new(s, s->tokenizer, options);
+    if (j)
+        j->submitted_at = scheduler_now(s);
     pthread_mutex_lock(&s->lock);
     if (j) {
         *out = j;
+        j->serial = ++s->serial;
+        s->submitted++;
         list_add(&s->inbox, j);
     } else {
         s->n_jobs--;
@@ -181,191 +71,163 @@ enum submit_result scheduler_submit(struct scheduler *s, const struct job_option
     return r;
 }
 
-/* The job has had its last callback; the scheduler's reference is dropped. */
-static void end_job(struct scheduler *s, struct job *j, enum job_end why, const char *message)
+void scheduler_end_job(struct scheduler *s, struct job *j, enum job_end why, const char *message)
 {
     pthread_mutex_lock(&s->lock);
     s->n_jobs--;
     pthread_mutex_unlock(&s->lock);
-    const struct job_report report = {.prompt_tokens = j->n_prompt, .completion_tokens = j->written, .cache.miss = CACHE_MISS_OFF};
-    j->end(j->ctx, why, message, &report);
+    switch (why) {
+    case JOB_STOP:
+    case JOB_LENGTH:
+        s->stats.completed++;
+        break;
+    case JOB_CANCELLED:
+        s->stats.cancelled++;
+        break;
+    case JOB_REFUSED:
+        s->stats.refused++;
+        break;
+    case JOB_FAILED:
+        s->stats.failed++;
+        break;
+    }
+    job_drop_image(j);
+    job_fill_report(j, scheduler_now(s));
+    j->end(j->ctx, why, message, &j->report);
     job_unref(j);
 }
 
-/* Ends a running job: its sequence is freed by the next piece of work. Only between steps. */
-static void retire(struct scheduler *s, struct job *j, enum job_end why, const char *message)
+/* ---- calls on the engine thread ---- */
+
+static void answer_call(struct call *c, enum call_state state)
 {
-    if (j->seq)
-        s->drops[s->work.n_drop++] = j->seq;
-    s->pages_used -= j->pages;
-    for (int i = 0; i < s->n_running; i++) {
-        if (s->running[i] == j) {
-            memmove(s->running + i, s->running + i + 1, (size_t)(s->n_running - i - 1) * sizeof *s->running);
-            break;
-        }
-    }
-    s->n_running--;
-    end_job(s, j, why, message);
+    pthread_mutex_lock(&c->owner->lock);
+    c->state = state;
+    pthread_cond_broadcast(&c->owner->call_done);
+    pthread_mutex_unlock(&c->owner->lock); /* the caller may be gone from here on */
 }
 
-/* ---- building a step ---- */
-
-/* Tokens of j's prompt for a chunk of at most `room`: to the prompt's end, or to a line of the grid when one is in reach. The engine gives the same
- * bits for any cut; whole pages are only cheaper. */
-static int chunk_size(const struct job *j, int room)
+/* On the engine thread. */
+static void run_call(struct engine *e, void *ctx)
 {
-    int left = j->n_prompt - j->fed;
-    if (left <= room)
-        return left;
-    int end = (j->fed + room) / GRID * GRID;
-    return end > j->fed ? end - j->fed : room;
+    struct call *c = ctx;
+    c->fn(e, c->arg);
+    answer_call(c, CALL_DONE);
 }
 
-/* The prompt that has waited longest for a chunk, among those that had none since `since`. */
-static struct job *next_prompt(const struct scheduler *s, uint64_t since)
+static void unlink_call(struct scheduler *s, struct call *c)
 {
-    struct job *best = NULL;
-    for (int i = 0; i < s->n_running; i++) {
-        struct job *j = s->running[i];
-        if (j->fed < j->n_prompt && j->served_at <= since && (!best || j->served_at < best->served_at))
-            best = j;
-    }
-    return best;
+    struct call **at = &s->calls;
+    while (*at != c)
+        at = &(*at)->next;
+    *at = c->next;
 }
 
-static void add_item(struct scheduler *s, struct job *j, const int32_t *tokens, int n, bool pick)
+static int wait_for_call(struct scheduler *s, struct call *c, int timeout_ms)
 {
-    int i = s->work.n_items++;
-    s->item_jobs[i] = j;
-    s->items[i] = (struct work_item){.seq = &j->seq, .tokens = tokens, .n_tokens = n, .sampler = pick ? j->sampler : NULL};
+    const uint64_t deadline = clock_ns() + (uint64_t)(timeout_ms > 0 ? timeout_ms : 0) * 1000000u;
+    const struct timespec until = {.tv_sec = (time_t)(deadline / 1000000000u), .tv_nsec = (long)(deadline % 1000000000u)};
+
+    pthread_mutex_lock(&s->lock);
+    if (s->stopping) {
+        pthread_mutex_unlock(&s->lock);
+        return -1;
+    }
+    struct call **at = &s->calls;
+    while (*at)
+        at = &(*at)->next;
+    *at = c;
+    uv_async_send(&s->wake); /* under the lock: the scheduler cannot close meanwhile */
+    int rc = 0;
+    while (c->state == CALL_WAITING && rc != ETIMEDOUT)
+        rc = pthread_cond_timedwait(&s->call_done, &s->lock, &until);
+    if (c->state == CALL_WAITING) {
+        unlink_call(s, c);
+        c->state = CALL_REFUSED;
+    }
+    while (c->state == CALL_TAKEN)
+        pthread_cond_wait(&s->call_done, &s->lock);
+    const bool done = c->state == CALL_DONE;
+    pthread_mutex_unlock(&s->lock);
+    return done ? 0 : -1;
 }
 
-/* Decode rows of all, then prompt chunks: an equal share each (at least a page's worth), in turn; what is left over goes to the first ones. */
-static void build_step(struct scheduler *s)
+int scheduler_call(struct scheduler *s, void (*fn)(struct engine *e, void *arg), void *arg, int timeout_ms)
 {
-    s->step++;
-    s->work.n_items = 0;
-    int n_prompts = 0;
-    for (int i = 0; i < s->n_running; i++) {
-        struct job *j = s->running[i];
-        if (j->fed < j->n_prompt)
-            n_prompts++;
-        else
-            add_item(s, j, &j->last, 1, true);
+    struct call c = {.fn = fn, .arg = arg, .owner = s};
+    return wait_for_call(s, &c, timeout_ms);
+}
+
+struct drop_args {
+    const char *ns;
+    struct engine_cache_removed *out;
+};
+
+static void drop_namespace(struct engine *e, void *arg)
+{
+    struct drop_args *a = arg;
+    engine_cache_drop(e, a->ns, a->out);
+}
+
+int scheduler_cache_drop(struct scheduler *s, const char *ns, struct engine_cache_removed *out, int timeout_ms)
+{
+    struct drop_args args = {.ns = ns, .out = out};
+    struct call c = {.fn = drop_namespace, .arg = &args, .drop_ns = ns, .owner = s};
+    return wait_for_call(s, &c, timeout_ms);
+}
+
+struct list_args {
+    struct engine_cache_entry *out;
+    size_t max, *n;
+};
+
+static void list_namespaces(struct engine *e, void *arg)
+{
+    struct list_args *a = arg;
+    *a->n = engine_cache_list(e, a->out, a->max);
+}
+
+int scheduler_cache_list(struct scheduler *s, struct engine_cache_entry *out, size_t max, size_t *n, int timeout_ms)
+{
+    struct list_args args = {.out = out, .max = max, .n = n};
+    struct call c = {.fn = list_namespaces, .arg = &args, .owner = s};
+    return wait_for_call(s, &c, timeout_ms);
+}
+
+/* Those that are due, for the next piece of work; none when `stop`. */
+static struct work_call *take_calls(struct scheduler *s, bool stop)
+{
+    pthread_mutex_lock(&s->lock);
+    struct call *calls = s->calls;
+    s->calls = NULL;
+    for (struct call *c = calls; c; c = c->next)
+        c->state = stop ? CALL_REFUSED : CALL_TAKEN;
+    if (stop && calls)
+        pthread_cond_broadcast(&s->call_done);
+    pthread_mutex_unlock(&s->lock);
+    if (stop)
+        return NULL;
+    struct work_call *first = NULL, **at = &first;
+    for (struct call *c = calls; c; c = c->next) {
+        if (c->drop_ns)
+            schedule_forget(s, c->drop_ns);
+        c->work = (struct work_call){.run = run_call, .ctx = c};
+        *at = &c->work;
+        at = &c->work.next;
     }
-    if (!n_prompts)
-        return;
-    const int first = s->work.n_items;
-    int budget = s->options.prefill_chunk;
-    if (first > 0 && budget > DECODING_CHUNK)
-        budget = DECODING_CHUNK;
-    if (budget > s->info->max_rows - first)
-        budget = s->info->max_rows - first;
-    int share = budget / n_prompts / GRID * GRID;
-    if (share < GRID)
-        share = GRID;
-    const uint64_t since = s->serves;
-    struct job *j;
-    while (budget > 0 && (j = next_prompt(s, since)) != NULL) {
-        int n = chunk_size(j, share < budget ? share : budget);
-        add_item(s, j, j->prompt + j->fed, n, false);
-        budget -= n;
-        j->served_at = ++s->serves;
-    }
-    for (int i = first; i < s->work.n_items; i++) {
-        struct work_item *item = &s->items[i];
-        j = s->item_jobs[i];
-        int more = chunk_size(j, item->n_tokens + budget) - item->n_tokens;
-        if (more > 0) {
-            item->n_tokens += more;
-            budget -= more;
-        }
-        if (j->fed + item->n_tokens == j->n_prompt)
-            item->sampler = j->sampler;
-    }
+    return first;
 }
 
 /* ---- the loop ---- */
 
-/* What the last step gave to one job. */
-static void take_result(struct scheduler *s, struct job *j, const struct work_item *item)
-{
-    if (item->failed) {
-        retire(s, j, JOB_FAILED, item->err.text);
-        return;
-    }
-    if (j->fed < j->n_prompt) {
-        j->fed += item->n_tokens;
-        atomic_store(&j->prompt_done, j->fed);
-    }
-    if (!item->sampler || atomic_load(&j->cancelled))
-        return; /* a cancelled job hands out nothing more; the sweep takes it */
-    if (item->pick.id < 0) {
-        retire(s, j, JOB_FAILED, "the model gave no finite logit: the file may be damaged");
-        return;
-    }
-    if (tokenizer_ends_generation(s->tokenizer, item->pick.id)) {
-        retire(s, j, JOB_STOP, NULL);
-        return;
-    }
-    j->last = item->pick.id;
-    j->written++;
-    if (j->token(j->ctx, &item->pick))
-        retire(s, j, JOB_STOP, NULL);
-    else if (j->written >= j->max_tokens)
-        retire(s, j, JOB_LENGTH, NULL);
-}
-
-static void sweep_queue(struct scheduler *s, bool refuse)
-{
-    struct job_list old = s->queue;
-    if (!old.head)
-        return;
-    list_init(&s->queue);
-    for (struct job *j = old.head, *next; j; j = next) {
-        next = j->next;
-        if (atomic_load(&j->cancelled))
-            end_job(s, j, JOB_CANCELLED, NULL);
-        else if (refuse)
-            end_job(s, j, JOB_REFUSED, "the server is shutting down");
-        else
-            list_add(&s->queue, j);
-    }
-}
-
-static void sweep_running(struct scheduler *s, bool refuse)
-{
-    for (int i = s->n_running - 1; i >= 0; i--) {
-        struct job *j = s->running[i];
-        if (atomic_load(&j->cancelled))
-            retire(s, j, JOB_CANCELLED, NULL);
-        else if (refuse)
-            retire(s, j, JOB_REFUSED, "the server is shutting down");
-    }
-}
-
-/* Strictly in order: a large job at the head waits for pages and nobody overtakes it, or it might wait for ever. */
-static void admit(struct scheduler *s)
-{
-    struct job *j;
-    while ((j = s->queue.head) != NULL && s->n_running < s->options.max_running && s->pages_used + j->pages <= s->info->pages_total) {
-        s->queue.head = j->next;
-        if (!s->queue.head)
-            s->queue.tail = &s->queue.head;
-        s->running[s->n_running++] = j;
-        s->pages_used += j->pages;
-    }
-}
-
 static void publish(struct scheduler *s)
 {
-    int queued = 0;
-    for (const struct job *j = s->queue.head; j; j = j->next)
-        queued++;
-    atomic_store(&s->n_running_seen, s->n_running);
-    atomic_store(&s->n_queued_seen, queued);
-    atomic_store(&s->pages_seen, s->pages_used);
-    atomic_store(&s->steps_seen, s->step);
+    const int places = schedule_count(s);
+    pthread_mutex_lock(&s->lock);
+    s->places = places;
+    s->seen = s->stats;
+    s->cache_seen = s->cache;
+    pthread_mutex_unlock(&s->lock);
 }
 
 static void on_wake(uv_async_t *handle)
@@ -375,25 +237,20 @@ static void on_wake(uv_async_t *handle)
         return;
     pthread_mutex_lock(&s->lock);
     list_append(&s->queue, &s->inbox);
-    const bool stopping = s->stopping, refuse = s->draining || stopping;
+    const bool stop = s->stopping, refuse = s->draining || stop;
     pthread_mutex_unlock(&s->lock);
 
-    sweep_queue(s, refuse);
+    schedule_sweep_queue(s, refuse, stop);
     if (s->busy && atomic_exchange(&s->step_done, false)) {
         s->busy = false;
-        s->work.n_drop = 0;
-        const int n = s->work.n_items;
-        for (int i = 0; i < n; i++)
-            take_result(s, s->item_jobs[i], &s->items[i]);
+        schedule_collect(s);
     }
     if (!s->busy) {
-        sweep_running(s, stopping);
-        admit(s);
-        build_step(s);
-        if (s->work.n_items || s->work.n_drop) {
+        struct work_call *calls = take_calls(s, stop);
+        if (schedule_next(s, stop, calls)) {
             s->busy = true;
             engine_thread_post(s->engine, &s->work);
-        } else if (stopping) {
+        } else if (stop) {
             s->closing = true;
             uv_close((uv_handle_t *)&s->wake, NULL);
         }
@@ -402,7 +259,7 @@ static void on_wake(uv_async_t *handle)
 }
 
 /* On the engine thread. */
-static void on_step_done(void *ctx)
+static void on_work_done(void *ctx)
 {
     struct scheduler *s = ctx;
     atomic_store(&s->step_done, true);
@@ -416,69 +273,110 @@ static void *scheduler_main(void *arg)
     return NULL;
 }
 
+/* ---- opening and closing ---- */
+
+static uint64_t system_clock(void *ctx)
+{
+    (void)ctx;
+    return clock_ns();
+}
+
+static int init_lock(struct scheduler *s)
+{
+    pthread_condattr_t attr;
+    if (pthread_condattr_init(&attr))
+        return -1;
+    int rc = pthread_condattr_setclock(&attr, CLOCK_MONOTONIC) || pthread_cond_init(&s->call_done, &attr);
+    pthread_condattr_destroy(&attr);
+    if (rc == 0 && pthread_mutex_init(&s->lock, NULL)) {
+        pthread_cond_destroy(&s->call_done);
+        rc = -1;
+    }
+    return rc ? -1 : 0;
+}
+
 static void free_memory(struct scheduler *s)
 {
-    free(s->running);
-    free(s->items);
-    free(s->item_jobs);
-    free(s->drops);
+    schedule_close(s);
+    pthread_cond_destroy(&s->call_done);
     pthread_mutex_destroy(&s->lock);
     free(s);
 }
 
-int scheduler_open(struct scheduler **out, const struct scheduler_options *options, struct error *err)
+static void settle_options(struct scheduler *s, const struct scheduler_options *options)
 {
-    struct scheduler *s = alloc_array(1, sizeof *s);
-    if (!s)
-        return error_set(err, "out of memory for the scheduler");
-    pthread_mutex_init(&s->lock, NULL);
-    s->options = *options;
-    s->info = engine_info(options->engine);
-    s->tokenizer = engine_tokenizer(options->engine);
-    if (s->options.max_running > s->info->max_sequences)
-        s->options.max_running = s->info->max_sequences;
-    const size_t n = (size_t)s->options.max_running;
-    s->running = alloc_array(n, sizeof(struct job *));
-    s->items = alloc_array(n, sizeof *s->items);
-    s->item_jobs = alloc_array(n, sizeof(struct job *));
-    s->drops = alloc_array(n, sizeof(struct sequence *));
-    if (!s->running || !s->items || !s->item_jobs || !s->drops) {
-        free_memory(s);
-        return error_set(err, "out of memory for the scheduler");
-    }
-    s->work.items = s->items;
-    s->work.drop = s->drops;
-    list_init(&s->inbox);
-    list_init(&s->queue);
+    struct scheduler_options *o = &s->options;
+    *o = *options;
+    if (o->max_running < 1 || o->max_running > s->info->max_sequences)
+        o->max_running = s->info->max_sequences;
+    if (o->prefill_chunk > s->info->max_rows - o->max_running)
+        o->prefill_chunk = s->info->max_rows - o->max_running;
+    if (o->prefill_chunk < 1)
+        o->prefill_chunk = 1;
+    if (o->max_gap_ms < 1)
+        o->max_gap_ms = DEFAULT_GAP_MS;
+    if (!o->clock)
+        o->clock = system_clock;
+}
 
+static int start_threads(struct scheduler *s, struct error *err)
+{
     int rc = uv_loop_init(&s->loop);
-    if (rc) {
-        free_memory(s);
+    if (rc)
         return error_set(err, "cannot start the scheduler's loop: %s", uv_strerror(rc));
-    }
     s->wake.data = s;
     rc = uv_async_init(&s->loop, &s->wake, on_wake);
     if (rc) {
         error_set(err, "cannot start the scheduler's loop: %s", uv_strerror(rc));
         goto fail_loop;
     }
-    if (engine_thread_start(&s->engine, options->engine, s->options.max_running, on_step_done, s, err))
+    const struct engine_thread_options engine = {
+        .engine = s->options.engine,
+        .max_items = s->options.max_running,
+        .done = on_work_done,
+        .ctx = s,
+        .clock = s->options.clock,
+        .clock_ctx = s->options.clock_ctx,
+    };
+    if (engine_thread_start(&s->engine, &engine, err))
         goto fail_async;
     rc = pthread_create(&s->thread, NULL, scheduler_main, s);
-    if (rc) {
-        error_set(err, "cannot start the scheduler's thread: %s", strerror(rc));
-        engine_thread_stop(s->engine);
-        goto fail_async;
-    }
-    *out = s;
-    return 0;
+    if (rc == 0)
+        return 0;
+    error_set(err, "cannot start the scheduler's thread: %s", strerror(rc));
+    engine_thread_stop(s->engine);
 fail_async:
     uv_close((uv_handle_t *)&s->wake, NULL);
     uv_run(&s->loop, UV_RUN_DEFAULT);
 fail_loop:
     uv_loop_close(&s->loop);
-    free_memory(s);
     return -1;
+}
+
+int scheduler_open(struct scheduler **out, const struct scheduler_options *options, struct error *err)
+{
+    struct scheduler *s = alloc_array(1, sizeof *s);
+    if (!s || init_lock(s)) {
+        free(s);
+        return error_set(err, "out of memory for the scheduler");
+    }
+    s->info = engine_info(options->engine);
+    s->tokenizer = engine_tokenizer(options->engine);
+    settle_options(s, options);
+    list_init(&s->inbox);
+    list_init(&s->queue);
+    if (schedule_open(s)) {
+        free_memory(s);
+        return error_set(err, "out of memory for the scheduler");
+    }
+    engine_cache_stats(options->engine, &s->cache);
+    publish(s);
+    if (start_threads(s, err)) {
+        free_memory(s);
+        return -1;
+    }
+    *out = s;
+    return 0;
 }
 
 void scheduler_drain(struct scheduler *s)
@@ -503,13 +401,22 @@ void scheduler_close(struct scheduler *s)
     free_memory(s);
 }
 
+/* ---- what others see ---- */
+
 struct scheduler_stats scheduler_stats(struct scheduler *s)
 {
-    return (struct scheduler_stats){
-        .running = atomic_load(&s->n_running_seen),
-        .queued = atomic_load(&s->n_queued_seen),
-        .pages_used = atomic_load(&s->pages_seen),
-        .pages_total = s->info->pages_total,
-        .steps = atomic_load(&s->steps_seen),
-    };
+    pthread_mutex_lock(&s->lock);
+    struct scheduler_stats seen = s->seen;
+    seen.submitted = s->submitted;
+    seen.refused_full = s->refused_full;
+    seen.refused_large = s->refused_large;
+    pthread_mutex_unlock(&s->lock);
+    return seen;
+}
+
+void scheduler_cache_stats(struct scheduler *s, struct engine_cache_stats *out)
+{
+    pthread_mutex_lock(&s->lock);
+    *out = s->cache_seen;
+    pthread_mutex_unlock(&s->lock);
 }

@@ -1,292 +1,11 @@
-/* The scheduler with a fake engine: the functions of engine/engine.h that it calls are defined here, so that the linker takes these and leaves
- * engine.o in the library. The fake records each step, can be held before it, and "writes" id FIRST, FIRST + 1, ... until told to end. */
+/* The scheduler with a fake engine: jobs from submission to their end, chunks, fairness, and that text flows. Memory has a file of its own. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
 #include <stdint.h>
 #include <cmocka.h>
 
-#include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-
-#include "engine/engine.h"
-#include "engine/gguf.h"
-#include "server/scheduler.h"
-
-enum { MAX_STEPS = 4096, MAX_ITEMS = 16, FIRST = 1000 };
-
-/* ---- the fake engine ---- */
-
-struct sequence {
-    int length, picked;
-};
-
-struct step_record {
-    int n_items, n_rows;
-    struct sequence *seq[MAX_ITEMS];
-    int n_tokens[MAX_ITEMS];
-    int32_t first_token[MAX_ITEMS]; /* the prompts of these tests begin with a token that names their job */
-    bool picks[MAX_ITEMS];
-};
-
-struct engine {
-    struct engine_info info;
-    struct tokenizer *tokenizer;
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    int allowed; /* steps that may run; -1: all */
-    int waiting; /* 1 while a step is held */
-    int alive, most_alive;
-    int n_steps;
-    struct step_record steps[MAX_STEPS];
-    int32_t poison; /* a step with this token fails */
-    int end_after;  /* picks before the end token; 0: never */
-    int32_t end_id;
-};
-
-const struct engine_info *engine_info(const struct engine *e)
-{
-    return &e->info;
-}
-
-const struct tokenizer *engine_tokenizer(const struct engine *e)
-{
-    return e->tokenizer;
-}
-
-struct sequence *sequence_new(struct engine *e, struct error *err)
-{
-    if (e->alive >= e->info.max_sequences) {
-        error_set(err, "too many sequences");
-        return NULL;
-    }
-    e->alive++;
-    if (e->alive > e->most_alive)
-        e->most_alive = e->alive;
-    return calloc(1, sizeof(struct sequence));
-}
-
-void sequence_free(struct engine *e, struct sequence *s)
-{
-    if (s)
-        e->alive--;
-    free(s);
-}
-
-int sequence_length(const struct sequence *s)
-{
-    return s->length;
-}
-
-int engine_step(struct engine *e, struct step_item *items, int n_items, struct error *err)
-{
-    pthread_mutex_lock(&e->lock);
-    e->waiting = 1;
-    pthread_cond_broadcast(&e->changed);
-    while (e->allowed == 0)
-        pthread_cond_wait(&e->changed, &e->lock);
-    if (e->allowed > 0)
-        e->allowed--;
-    e->waiting = 0;
-    int rc = 0;
-    struct step_record *r = &e->steps[e->n_steps < MAX_STEPS ? e->n_steps++ : MAX_STEPS - 1];
-    *r = (struct step_record){.n_items = n_items};
-    for (int i = 0; i < n_items; i++) {
-        r->seq[i] = items[i].seq;
-        r->n_tokens[i] = items[i].n_tokens;
-        r->first_token[i] = items[i].tokens[0];
-        r->picks[i] = items[i].sampler != NULL;
-        r->n_rows += items[i].n_tokens;
-        for (int k = 0; k < items[i].n_tokens; k++)
-            if (e->poison && items[i].tokens[k] == e->poison)
-                rc = error_set(err, "poisoned");
-    }
-    if (r->n_rows > e->info.max_rows)
-        rc = error_set(err, "too many rows");
-    for (int i = 0; i < n_items && rc == 0; i++) {
-        items[i].seq->length += items[i].n_tokens;
-        if (items[i].sampler) {
-            int k = items[i].seq->picked++;
-            items[i].pick.id = e->end_after && k >= e->end_after ? e->end_id : FIRST + k;
-        }
-    }
-    pthread_mutex_unlock(&e->lock);
-    return rc;
-}
-
-static void allow(struct engine *e, int steps)
-{
-    pthread_mutex_lock(&e->lock);
-    e->allowed = steps;
-    pthread_cond_broadcast(&e->changed);
-    pthread_mutex_unlock(&e->lock);
-}
-
-/* Until a step stands before the gate. */
-static void wait_held(struct engine *e)
-{
-    pthread_mutex_lock(&e->lock);
-    while (!e->waiting || e->allowed != 0)
-        pthread_cond_wait(&e->changed, &e->lock);
-    pthread_mutex_unlock(&e->lock);
-}
-
-/* Lets one held step through and waits for the next one to arrive. */
-static void one_step(struct engine *e)
-{
-    pthread_mutex_lock(&e->lock);
-    int n = e->n_steps;
-    e->allowed = 1;
-    pthread_cond_broadcast(&e->changed);
-    while (e->n_steps == n || !e->waiting)
-        pthread_cond_wait(&e->changed, &e->lock);
-    pthread_mutex_unlock(&e->lock);
-}
-
-/* ---- a client ---- */
-
-struct client {
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    struct job *job;
-    int n_tokens, ends, releases;
-    int32_t first, last;
-    enum job_end why;
-    char message[64];
-    int stop_after; /* the token callback says it is over; 0: never */
-};
-
-static bool on_token(void *ctx, const struct pick *pick)
-{
-    struct client *c = ctx;
-    pthread_mutex_lock(&c->lock);
-    if (c->n_tokens++ == 0)
-        c->first = pick->id;
-    c->last = pick->id;
-    bool stop = c->stop_after && c->n_tokens >= c->stop_after;
-    pthread_cond_broadcast(&c->changed);
-    pthread_mutex_unlock(&c->lock);
-    return stop;
-}
-
-static void on_end(void *ctx, enum job_end why, const char *message, const struct job_report *report)
-{
-    (void)report;
-    struct client *c = ctx;
-    pthread_mutex_lock(&c->lock);
-    c->ends++;
-    c->why = why;
-    if (message)
-        strncpy(c->message, message, sizeof c->message - 1);
-    pthread_cond_broadcast(&c->changed);
-    pthread_mutex_unlock(&c->lock);
-}
-
-static void on_release(void *ctx)
-{
-    struct client *c = ctx;
-    pthread_mutex_lock(&c->lock);
-    c->releases++;
-    pthread_mutex_unlock(&c->lock);
-}
-
-static enum job_end wait_end(struct client *c)
-{
-    pthread_mutex_lock(&c->lock);
-    while (!c->ends)
-        pthread_cond_wait(&c->changed, &c->lock);
-    enum job_end why = c->why;
-    pthread_mutex_unlock(&c->lock);
-    return why;
-}
-
-static enum submit_result submit(struct scheduler *s, struct client *c, int32_t name, int n_prompt, int max_tokens)
-{
-    static const struct sampler_params greedy = {.top_p = 1, .repeat_penalty = 1};
-    int stop_after = c->stop_after;
-    *c = (struct client){.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER, .stop_after = stop_after};
-    int32_t *prompt = calloc((size_t)n_prompt, sizeof *prompt);
-    assert_non_null(prompt);
-    for (int i = 0; i < n_prompt; i++)
-        prompt[i] = name;
-    enum submit_result r = scheduler_submit(s,
-                                            &(struct job_options){.prompt = prompt,
-                                                                  .n_prompt = n_prompt,
-                                                                  .max_tokens = max_tokens,
-                                                                  .sampling = &greedy,
-                                                                  .token = on_token,
-                                                                  .end = on_end,
-                                                                  .release = on_release,
-                                                                  .ctx = c},
-                                            &c->job);
-    free(prompt);
-    return r;
-}
-
-/* ---- fixture ---- */
-
-struct bench {
-    struct gguf *file;
-    struct engine engine;
-    struct scheduler *scheduler;
-};
-
-static struct bench *bench_open(int max_running, int max_queue, int chunk, int pages)
-{
-    struct error err = {{0}};
-    struct bench *b = calloc(1, sizeof *b);
-    assert_non_null(b);
-    if (gguf_open(&b->file, "tests/data/tiny-qwen3-f32.gguf", &err) || tokenizer_open(&b->engine.tokenizer, b->file, &err))
-        fail_msg("%s", err.text);
-    struct engine *e = &b->engine;
-    pthread_mutex_init(&e->lock, NULL);
-    pthread_cond_init(&e->changed, NULL);
-    e->info = (struct engine_info){.context = 4096, .max_rows = chunk + max_running, .max_sequences = max_running, .pages_total = pages};
-    e->end_id = -1;
-    for (int32_t id = 0; id < tokenizer_vocab_size(e->tokenizer); id++)
-        if (tokenizer_ends_generation(e->tokenizer, id))
-            e->end_id = id;
-    assert_true(e->end_id >= 0);
-    struct scheduler_options o = {.engine = e, .max_running = max_running, .max_queue = max_queue, .prefill_chunk = chunk};
-    if (scheduler_open(&b->scheduler, &o, &err))
-        fail_msg("%s", err.text);
-    return b;
-}
-
-static void bench_close(struct bench *b)
-{
-    allow(&b->engine, -1);
-    scheduler_close(b->scheduler);
-    assert_int_equal(b->engine.alive, 0); /* every sequence was given back */
-    tokenizer_close(b->engine.tokenizer);
-    gguf_close(b->file);
-    pthread_cond_destroy(&b->engine.changed);
-    pthread_mutex_destroy(&b->engine.lock);
-    free(b);
-}
-
-/* The rows that the job named `name` had in a recorded step (its prompt's rows only). */
-static int rows_of(const struct step_record *r, int32_t name)
-{
-    int n = 0;
-    for (int i = 0; i < r->n_items; i++)
-        if (r->first_token[i] == name)
-            n += r->n_tokens[i];
-    return n;
-}
-
-/* Until the published counters say so; they follow the messages by less than a step. */
-static void wait_counts(struct scheduler *s, int running, int queued)
-{
-    for (;;) {
-        struct scheduler_stats n = scheduler_stats(s);
-        if (n.running == running && n.queued == queued)
-            return;
-        nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
-    }
-}
+#include "tests/unit/scheduler_fixture.h"
 
 /* ---- tests ---- */
 
@@ -387,58 +106,367 @@ static void a_short_prompt_is_not_stuck_behind_a_long_one(void **state)
     bench_close(b);
 }
 
-static void prompts_take_turns_when_a_step_has_no_room_for_all(void **state)
+static void a_long_prompt_gets_its_turn_however_many_short_ones_come(void **state)
 {
     (void)state;
-    struct bench *b = bench_open(6, 6, 128, 1000);
-    struct client first = {0}, c[5];
+    enum { SHORT = 40, RUNNING = 8 };
+    struct bench *b = bench_open(RUNNING, 64, 256, 1000);
+    struct client lng = {0};
+    static struct client c[SHORT];
     memset(c, 0, sizeof c);
-    assert_int_equal(submit(b->scheduler, &first, 20, 64, 1), SUBMIT_OK);
+    assert_int_equal(submit(b->scheduler, &lng, 7, 3000, 1), SUBMIT_OK);
     wait_held(&b->engine);
-    for (int i = 0; i < 5; i++)
-        assert_int_equal(submit(b->scheduler, &c[i], 7 + i, 640, 1), SUBMIT_OK);
+    for (int i = 0; i < SHORT; i++)
+        assert_int_equal(submit(b->scheduler, &c[i], 20 + i, 500, 1), SUBMIT_OK);
     allow(&b->engine, -1);
-    for (int i = 0; i < 5; i++)
+    for (int i = 0; i < SHORT; i++)
         assert_int_equal(wait_end(&c[i]), JOB_LENGTH);
-    wait_end(&first);
-    /* 5 prompts, 2 pages a step: after any 5 steps in a row each has had two pages. */
-    for (int i = 0; i < 5; i++) {
-        int rows = 0;
-        for (int k = 1; k <= 5; k++)
-            rows += rows_of(&b->engine.steps[k], 7 + i);
-        assert_int_equal(rows, 128);
+    assert_int_equal(wait_end(&lng), JOB_LENGTH);
+    int since = 0, shared = 0;
+    for (int k = 0, fed = 0; fed < 3000; k++) {
+        const int rows = rows_of(&b->engine.steps[k], 7);
+        since = rows ? 0 : since + 1;
+        assert_true(since < RUNNING);
+        shared += rows > 0 && b->engine.steps[k].n_items > 1;
+        fed += rows;
     }
-    for (int i = 0; i < 5; i++)
+    assert_true(shared >= 10); /* it was not read alone, before or after the others */
+    /* And the short ones went first all the same: the first of them did not wait for a tenth of the long one. */
+    int before = 0, k = 0;
+    for (int fed = 0; fed < 500; k++) {
+        fed += rows_of(&b->engine.steps[k], 20);
+        before += rows_of(&b->engine.steps[k], 7);
+    }
+    assert_true(before < 1000);
+    for (int i = 0; i < SHORT; i++)
         job_unref(c[i].job);
-    job_unref(first.job);
+    job_unref(lng.job);
     bench_close(b);
 }
 
-static void text_keeps_flowing_while_a_long_prompt_is_read(void **state)
+/* Three answers are being written, each of 400 tokens, and a prompt of 8000 tokens comes. */
+static struct bench *three_chats_and_a_long_prompt(struct client chats[3], struct client *lng)
+{
+    struct bench *b = bench_open(4, 4, 512, 1000);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(submit(b->scheduler, &chats[i], 20 + i, 40, 400), SUBMIT_OK);
+    wait_held(&b->engine);
+    one_step(&b->engine);
+    one_step(&b->engine);
+    assert_int_equal(submit(b->scheduler, lng, 7, 8000, 1), SUBMIT_OK);
+    return b;
+}
+
+static void finish_chats(struct bench *b, struct client chats[3], struct client *lng)
+{
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(wait_end(&chats[i]), JOB_LENGTH);
+        assert_false(chats[i].broken);
+        job_unref(chats[i].job);
+    }
+    assert_int_equal(wait_end(lng), JOB_LENGTH);
+    job_unref(lng->job);
+    bench_close(b);
+}
+
+static void a_long_prompt_progresses_in_every_step_beside_three_chats(void **state)
+{
+    (void)state;
+    struct client chats[3] = {[0].stop_after = 0}, lng = {0};
+    struct bench *b = three_chats_and_a_long_prompt(chats, &lng);
+    b->engine.row_ns = 1000000;
+    allow(&b->engine, -1);
+    wait_end(&lng);
+    int fed = 0, k = 0;
+    while (rows_of(&b->engine.steps[k], 7) == 0)
+        k++;
+    assert_true(k <= 4);
+    for (; fed < 8000; k++) {
+        const struct step_record *r = &b->engine.steps[k];
+        const int rows = prompt_rows_of(r, 7, 8000);
+        assert_true(rows >= 16 || fed + rows == 8000);
+        for (int i = 0; i < 3; i++)
+            assert_int_equal(rows_of(r, 20 + i), 1);
+        fed += rows;
+    }
+    assert_true(k < 100); /* and not in the smallest portions: 80 rows a step at least, on average */
+    finish_chats(b, chats, &lng);
+}
+
+static void a_neighbours_long_prompt_never_opens_a_gap_above_the_bound(void **state)
+{
+    (void)state;
+    /* Prices of a row and of a step, in ms; 250 ms is the bound, and never reached. */
+    static const uint64_t prices[][2] = {{1, 0}, {1, 60}, {2, 100}, {5, 20}, {10, 0}};
+    for (size_t p = 0; p < sizeof prices / sizeof prices[0]; p++) {
+        struct client chats[3] = {[0].stop_after = 0}, lng = {0};
+        struct bench *b = three_chats_and_a_long_prompt(chats, &lng);
+        b->engine.row_ns = prices[p][0] * 1000000;
+        b->engine.step_ns = prices[p][1] * 1000000;
+        b->engine.start_ns = 20000000;
+        allow(&b->engine, -1);
+        wait_end(&lng);
+        const struct scheduler_stats n = scheduler_stats(b->scheduler);
+        assert_true(n.between_tokens.count > 100);
+        for (int i = 0; i <= HISTOGRAM_BOUNDS; i++)
+            if (i == HISTOGRAM_BOUNDS || histogram_bounds[i] > 0.25)
+                assert_int_equal(n.between_tokens.buckets[i], 0);
+        finish_chats(b, chats, &lng);
+    }
+}
+
+static void text_flows_again_soon_when_the_machine_becomes_slower(void **state)
+{
+    (void)state;
+    struct client chats[3] = {[0].stop_after = 0}, lng = {0};
+    struct bench *b = three_chats_and_a_long_prompt(chats, &lng);
+    struct engine *e = &b->engine;
+    e->row_ns = 500000;
+    for (int k = 0; k < 10; k++)
+        one_step(e);
+    e->row_ns = 2500000; /* a fifth as fast from here on */
+    const int from = e->n_steps;
+    allow(e, -1);
+    wait_end(&lng);
+    int above = 0;
+    for (int k = from; k < e->n_steps && rows_of(&e->steps[k], 7); k++)
+        above += (uint64_t)e->steps[k].n_rows * e->row_ns > 250000000u;
+    assert_in_range(above, 1, 4);
+    finish_chats(b, chats, &lng);
+}
+
+static void chunks_end_where_a_snapshot_is_wanted(void **state)
+{
+    (void)state;
+    struct bench *b = bench_open(3, 3, 512, 1000);
+    fake_stop_every = 320;
+    struct client c[3] = {[0].stop_after = 0};
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(submit(b->scheduler, &c[i], 20 + i, 1000 + 100 * i, 3), SUBMIT_OK);
+    allow(&b->engine, -1);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(wait_end(&c[i]), JOB_LENGTH);
+        job_unref(c[i].job);
+    }
+    for (int k = 0; k < b->engine.n_steps; k++) {
+        const struct step_record *r = &b->engine.steps[k];
+        for (int i = 0; i < r->n_items; i++)
+            assert_true(r->from[i] / 320 == (r->from[i] + r->n_tokens[i] - 1) / 320);
+    }
+    bench_close(b);
+}
+
+static void only_what_the_cache_does_not_have_is_read(void **state)
 {
     (void)state;
     struct bench *b = bench_open(2, 2, 512, 1000);
-    struct client writer = {0}, reader = {0};
-    assert_int_equal(submit(b->scheduler, &writer, 7, 10, 300), SUBMIT_OK);
-    wait_held(&b->engine);
-    one_step(&b->engine); /* its prompt is read; a decode step is held */
-    assert_int_equal(submit(b->scheduler, &reader, 8, 2000, 1), SUBMIT_OK);
+    b->engine.cached = 192;
     allow(&b->engine, -1);
-    wait_end(&reader);
-    wait_end(&writer);
-    int shared = 0;
-    for (int k = 0; k < b->engine.n_steps; k++) {
-        const struct step_record *r = &b->engine.steps[k];
-        int chunk = rows_of(r, 8);
-        if (!chunk)
-            continue;
-        shared++;
-        assert_int_equal(r->n_items, 2); /* the writer has a row in every one of them */
-        assert_true(chunk <= 128);
-    }
-    assert_true(shared >= 2000 / 128);
-    job_unref(writer.job);
-    job_unref(reader.job);
+    struct client c = {0};
+    assert_int_equal(submit(b->scheduler, &c, 7, 300, 2), SUBMIT_OK);
+    assert_int_equal(wait_end(&c), JOB_LENGTH);
+    assert_int_equal(b->engine.steps[0].from[0], 192);
+    assert_int_equal(b->engine.steps[0].n_rows, 108);
+    assert_int_equal(c.report.cache.cached, 192);
+    assert_int_equal(c.report.cache.source, CACHE_FROM_MEMORY);
+    assert_int_equal(job_prompt_cached(c.job), 192);
+    assert_int_equal(job_prompt_done(c.job), 300);
+    job_unref(c.job);
+    wait_idle(b->scheduler);
+    const struct scheduler_stats n = scheduler_stats(b->scheduler);
+    assert_int_equal(n.prompt_tokens_cached, 192);
+    assert_int_equal(n.prompt_tokens_computed, 108);
+    assert_int_equal(n.hits_memory, 1);
+    assert_int_equal(n.tokens, 2);
+    bench_close(b);
+}
+
+static void a_warming_job_reads_its_prompt_and_picks_nothing(void **state)
+{
+    (void)state;
+    struct bench *b = bench_open(2, 2, 128, 1000);
+    allow(&b->engine, -1);
+    struct client c = {.warm = true};
+    assert_int_equal(submit(b->scheduler, &c, 7, 300, 0), SUBMIT_OK);
+    assert_int_equal(wait_end(&c), JOB_STOP);
+    assert_int_equal(c.n_tokens, 0);
+    assert_int_equal(job_prompt_done(c.job), 300);
+    assert_int_equal(b->engine.n_steps, 3);
+    for (int k = 0; k < 3; k++)
+        assert_int_equal(b->engine.steps[k].n_picks, 0);
+    job_unref(c.job);
+    bench_close(b);
+}
+
+static void the_report_says_where_the_time_went(void **state)
+{
+    (void)state;
+    struct bench *b = bench_open(1, 2, 512, 1000);
+    b->engine.row_ns = 1000000;
+    struct client first = {0}, second = {0};
+    assert_int_equal(submit(b->scheduler, &first, 7, 100, 11), SUBMIT_OK);
+    wait_held(&b->engine);
+    assert_int_equal(submit(b->scheduler, &second, 8, 50, 3), SUBMIT_OK);
+    wait_counts(b->scheduler, 1, 1);
+    allow(&b->engine, -1);
+    wait_end(&first);
+    wait_end(&second);
+    assert_true(first.report.queue_ms == 0 && first.report.prefill_ms == 100 && first.report.decode_ms == 10);
+    assert_true(second.report.queue_ms == 110 && second.report.prefill_ms == 50 && second.report.decode_ms == 2);
+    assert_int_equal(second.report.prompt_tokens, 50);
+    assert_int_equal(second.report.completion_tokens, 3);
+    assert_int_equal(second.report.cache.miss, CACHE_MISS_EMPTY);
+    assert_int_equal(second.report.pauses, 0);
+    wait_idle(b->scheduler);
+    const struct scheduler_stats n = scheduler_stats(b->scheduler);
+    assert_int_equal(n.completed, 2);
+    assert_int_equal(n.misses[CACHE_MISS_EMPTY], 2);
+    assert_int_equal(n.step_time.count, 14);
+    assert_int_equal(n.queue_time.count, 2);
+    assert_int_equal(n.first_token_time.count, 2);
+    assert_int_equal(n.between_tokens.count, 12);
+    assert_true(n.step_time.sum > 0.16199 && n.step_time.sum < 0.16201);
+    job_unref(first.job);
+    job_unref(second.job);
+    bench_close(b);
+}
+
+static void a_client_that_leaves_while_its_job_starts_costs_no_step(void **state)
+{
+    (void)state;
+    struct bench *b = bench_open(2, 2, 128, 1000);
+    b->engine.hold_starts = true;
+    struct client c = {.image = calloc(1, sizeof(struct cache_image))};
+    assert_int_equal(submit(b->scheduler, &c, 7, 300, 5), SUBMIT_OK);
+    wait_held(&b->engine);
+    job_cancel(c.job);
+    allow(&b->engine, -1);
+    assert_int_equal(wait_end(&c), JOB_CANCELLED);
+    wait_idle(b->scheduler);
+    assert_int_equal(b->engine.n_steps, 0);
+    assert_int_equal(b->engine.images, 1); /* and it was freed: the sanitizers would say */
+    job_unref(c.job);
+    bench_close(b);
+}
+
+static void a_start_that_fails_ends_its_job_when_nobody_could_make_room(void **state)
+{
+    (void)state;
+    struct bench *b = bench_open(2, 2, 128, 1000);
+    b->engine.fail_starts = 1;
+    allow(&b->engine, -1);
+    struct client bad = {0}, good = {0};
+    assert_int_equal(submit(b->scheduler, &bad, 7, 100, 5), SUBMIT_OK);
+    assert_int_equal(wait_end(&bad), JOB_FAILED);
+    assert_string_equal(bad.message, "no memory for a state");
+    assert_int_equal(submit(b->scheduler, &good, 8, 100, 5), SUBMIT_OK);
+    assert_int_equal(wait_end(&good), JOB_LENGTH);
+    job_unref(bad.job);
+    job_unref(good.job);
+    bench_close(b);
+}
+
+static void a_start_that_fails_is_tried_again_when_another_job_ends(void **state)
+{
+    (void)state;
+    struct bench *b = bench_open(3, 3, 128, 1000);
+    struct client run = {0}, wait = {0}, behind = {0};
+    assert_int_equal(submit(b->scheduler, &run, 7, 100, 50), SUBMIT_OK);
+    wait_held(&b->engine);
+    b->engine.fail_starts = 1;
+    assert_int_equal(submit(b->scheduler, &wait, 8, 100, 5), SUBMIT_OK);
+    assert_int_equal(submit(b->scheduler, &behind, 9, 100, 5), SUBMIT_OK);
+    allow(&b->engine, -1);
+    assert_int_equal(wait_end(&run), JOB_LENGTH);
+    assert_int_equal(wait_end(&wait), JOB_LENGTH);
+    assert_int_equal(wait_end(&behind), JOB_LENGTH);
+    assert_int_equal(b->engine.starts, 4);
+    for (int k = 0; k < b->engine.n_steps; k++) /* not tried in vain meanwhile */
+        assert_false(rows_of(&b->engine.steps[k], 7) && rows_of(&b->engine.steps[k], 8));
+    job_unref(run.job);
+    job_unref(wait.job);
+    job_unref(behind.job);
+    bench_close(b);
+}
+
+static void count_call(struct engine *e, void *arg)
+{
+    (void)e;
+    (*(int *)arg)++;
+}
+
+static void a_call_runs_between_steps_or_not_at_all(void **state)
+{
+    (void)state;
+    struct bench *b = bench_open(2, 2, 128, 1000);
+    int calls = 0;
+    assert_int_equal(scheduler_call(b->scheduler, count_call, &calls, 10000), 0); /* idle: at once */
+    assert_int_equal(calls, 1);
+
+    struct client c = {0};
+    assert_int_equal(submit(b->scheduler, &c, 7, 300, 5), SUBMIT_OK);
+    wait_held(&b->engine);
+    assert_int_equal(scheduler_call(b->scheduler, count_call, &calls, 20), -1); /* a step is in hand for longer */
+    allow(&b->engine, -1);
+    assert_int_equal(wait_end(&c), JOB_LENGTH);
+    assert_int_equal(scheduler_call(b->scheduler, count_call, &calls, 10000), 0);
+    assert_int_equal(calls, 2); /* the one that was given up never came */
+    job_unref(c.job);
+
+    struct engine_cache_removed removed;
+    assert_int_equal(scheduler_cache_drop(b->scheduler, "patient", &removed, 10000), 0);
+    assert_int_equal(removed.pages, 7);
+    struct engine_cache_entry entries[1];
+    size_t n = 0;
+    assert_int_equal(scheduler_cache_list(b->scheduler, entries, 1, &n, 10000), 0);
+    assert_int_equal(n, 2);
+    assert_string_equal(entries[0].ns, "patient");
+    bench_close(b);
+}
+
+static void what_waits_when_its_namespace_is_forgotten_leaves_the_cache_alone(void **state)
+{
+    (void)state;
+    struct bench *b = bench_open(1, 4, 128, 1000);
+    struct client run = {.ns = "a"}, same = {.ns = "a"}, other = {.ns = "b"};
+    assert_int_equal(submit(b->scheduler, &run, 7, 100, 16000), SUBMIT_OK);
+    wait_held(&b->engine);
+    same.image = calloc(1, sizeof(struct cache_image));
+    assert_int_equal(submit(b->scheduler, &same, 8, 100, 5), SUBMIT_OK);
+    assert_int_equal(submit(b->scheduler, &other, 9, 100, 5), SUBMIT_OK);
+    wait_counts(b->scheduler, 1, 2);
+    allow(&b->engine, -1);
+    struct engine_cache_removed removed;
+    assert_int_equal(scheduler_cache_drop(b->scheduler, "a", &removed, 10000), 0);
+    job_cancel(run.job); /* only now do the others start */
+    assert_int_equal(wait_end(&run), JOB_CANCELLED);
+    wait_end(&same);
+    wait_end(&other);
+    assert_int_equal(b->engine.starts, 3);
+    assert_int_equal(b->engine.no_cache_starts, 1);
+    assert_int_equal(b->engine.images, 0);
+    job_unref(run.job);
+    job_unref(same.job);
+    job_unref(other.job);
+    bench_close(b);
+}
+
+static void an_idle_scheduler_uses_no_processor_time(void **state)
+{
+    (void)state;
+    struct bench *b = bench_open(2, 2, 128, 1000);
+    allow(&b->engine, -1);
+    struct client c = {0};
+    assert_int_equal(submit(b->scheduler, &c, 7, 300, 5), SUBMIT_OK);
+    wait_end(&c);
+    wait_idle(b->scheduler);
+    struct timespec before, after;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+    nanosleep(&(struct timespec){.tv_nsec = 300000000}, NULL);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
+    const int64_t used = (int64_t)(after.tv_sec - before.tv_sec) * 1000000000 + (after.tv_nsec - before.tv_nsec);
+    assert_true(used < 3000000);
+    job_unref(c.job);
     bench_close(b);
 }
 
@@ -461,29 +489,6 @@ static void a_full_queue_refuses_and_takes_again_when_a_place_is_free(void **sta
     for (int i = 0; i < 5; i++)
         if (i != 3)
             job_unref(c[i].job);
-    bench_close(b);
-}
-
-static void a_job_that_can_never_fit_is_refused_and_a_large_one_waits_its_turn(void **state)
-{
-    (void)state;
-    struct bench *b = bench_open(4, 4, 128, 10); /* 640 tokens */
-    struct client a = {0}, big = {0}, small = {0}, never = {0};
-    assert_int_equal(submit(b->scheduler, &never, 7, 600, 41), SUBMIT_TOO_LARGE);
-    assert_int_equal(submit(b->scheduler, &a, 7, 64, 64), SUBMIT_OK);     /* 2 pages */
-    assert_int_equal(submit(b->scheduler, &big, 8, 500, 100), SUBMIT_OK); /* 10 pages */
-    assert_int_equal(submit(b->scheduler, &small, 9, 10, 2), SUBMIT_OK);  /* 1 page, and does not overtake */
-    wait_counts(b->scheduler, 1, 2);
-    assert_int_equal(scheduler_stats(b->scheduler).pages_used, 2);
-    allow(&b->engine, -1);
-    assert_int_equal(wait_end(&small), JOB_LENGTH);
-    assert_int_equal(wait_end(&big), JOB_LENGTH);
-    for (int k = 0; k < b->engine.n_steps; k++) /* the small one only began when the big one was over */
-        assert_false(rows_of(&b->engine.steps[k], 8) && rows_of(&b->engine.steps[k], 9));
-    assert_int_equal(b->engine.most_alive, 1);
-    job_unref(a.job);
-    job_unref(big.job);
-    job_unref(small.job);
     bench_close(b);
 }
 
@@ -596,8 +601,7 @@ static void every_job_of_many_ends_exactly_once_whatever_is_cancelled(void **sta
     }
     for (int i = 0; i < N; i++)
         wait_end(&c[i]);
-    wait_counts(b->scheduler, 0, 0);
-    assert_int_equal(scheduler_stats(b->scheduler).pages_used, 0);
+    wait_idle(b->scheduler);
     for (int i = 0; i < N; i++) {
         assert_true(c[i].why == JOB_CANCELLED || c[i].why == JOB_LENGTH);
         if (c[i].why == JOB_LENGTH)
@@ -620,10 +624,21 @@ int main(void)
         cmocka_unit_test(a_prompt_is_read_in_chunks_that_end_on_grid_lines),
         cmocka_unit_test(a_chunk_smaller_than_the_grid_still_reads_the_prompt),
         cmocka_unit_test(a_short_prompt_is_not_stuck_behind_a_long_one),
-        cmocka_unit_test(prompts_take_turns_when_a_step_has_no_room_for_all),
-        cmocka_unit_test(text_keeps_flowing_while_a_long_prompt_is_read),
+        cmocka_unit_test(a_long_prompt_gets_its_turn_however_many_short_ones_come),
+        cmocka_unit_test(a_long_prompt_progresses_in_every_step_beside_three_chats),
+        cmocka_unit_test(a_neighbours_long_prompt_never_opens_a_gap_above_the_bound),
+        cmocka_unit_test(text_flows_again_soon_when_the_machine_becomes_slower),
+        cmocka_unit_test(chunks_end_where_a_snapshot_is_wanted),
+        cmocka_unit_test(only_what_the_cache_does_not_have_is_read),
+        cmocka_unit_test(a_warming_job_reads_its_prompt_and_picks_nothing),
+        cmocka_unit_test(the_report_says_where_the_time_went),
+        cmocka_unit_test(a_client_that_leaves_while_its_job_starts_costs_no_step),
+        cmocka_unit_test(a_start_that_fails_ends_its_job_when_nobody_could_make_room),
+        cmocka_unit_test(a_start_that_fails_is_tried_again_when_another_job_ends),
+        cmocka_unit_test(a_call_runs_between_steps_or_not_at_all),
+        cmocka_unit_test(what_waits_when_its_namespace_is_forgotten_leaves_the_cache_alone),
+        cmocka_unit_test(an_idle_scheduler_uses_no_processor_time),
         cmocka_unit_test(a_full_queue_refuses_and_takes_again_when_a_place_is_free),
-        cmocka_unit_test(a_job_that_can_never_fit_is_refused_and_a_large_one_waits_its_turn),
         cmocka_unit_test(a_client_that_leaves_frees_its_place_before_the_next_step),
         cmocka_unit_test(a_request_the_engine_cannot_serve_takes_no_other_down),
         cmocka_unit_test(draining_refuses_the_waiting_and_finishes_the_running),
