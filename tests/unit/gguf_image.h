@@ -92,12 +92,9 @@ static inline struct image *image_open(const char *name)
             assert_int_equal(gguf_get_string(im->source, to->key, &s, NULL), 1);
             image_add_u64(&to->bytes, s.len);
             image_add_bytes(&to->bytes, s.data, s.len);
-        } else {
-            for (uint64_t k = 0; k < v->count; k++) {
-                struct gguf_string s = gguf_array_string(v, k);
-                image_add_u64(&to->bytes, s.len);
-                image_add_bytes(&to->bytes, s.data, s.len);
-            }
+        } else if (v->count) { /* strings stand one after the other: all bytes up to the end of the last */
+            struct gguf_string last = gguf_array_string(v, v->count - 1);
+            image_add_bytes(&to->bytes, v->payload, (size_t)v->offsets[v->count - 1] + sizeof(uint64_t) + last.len);
         }
     }
     for (size_t i = 0; i < gguf_tensor_count(im->source); i++) {
