@@ -168,13 +168,14 @@ void step_shares(struct step_budget *b, struct step_claim *claims, int n, int ro
     }
     const int unit = least(STEP_UNIT, rows);
     b->credit = least(b->credit + rows, b->chunk * TURN_SHARE); /* in quarters of a row */
-    const int promised = least(b->credit / TURN_SHARE / unit * unit, rows);
+    struct step_claim *c = &claims[turn];
+    const int most = least(least(c->left, c->stop - c->fed), rows);
+    const int promised = least(b->credit / TURN_SHARE / unit * unit, most);
     const int but = promised ? turn : -1;
 
     int left = give(claims, n, but, unit, rows - promised);
     if (!promised)
         return;
-    struct step_claim *c = &claims[turn];
     c->rows = step_chunk(c, promised + left); /* what the others left over, too */
     b->credit -= least(c->rows, promised) * TURN_SHARE;
     give(claims, n, but, unit, promised + left - c->rows);

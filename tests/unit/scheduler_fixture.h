@@ -20,7 +20,7 @@
 #include "engine/gguf.h"
 #include "server/scheduler.h"
 
-enum { MAX_STEPS = 8192, MAX_ITEMS = 64, FIRST = 1000 };
+enum { MAX_STEPS = 8192, MAX_ITEMS = 64, FIRST = 1000000 }; /* FIRST: beyond any vocabulary, so that none ends the generation */
 
 /* ---- the fake engine ---- */
 
