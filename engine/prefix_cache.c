@@ -358,8 +358,8 @@ static double page_score(const struct prefix_cache *c, const struct prefix_cell 
 {
     if (!prefix_can_land(c, cell))
         return 0;
-    const int saved = tokens_saved(c, cell);
-    const double bytes = saved / GRID * (double)c->o.page_bytes + (double)c->o.state_bytes;
+    const int saved = tokens_saved(c, cell), pages = saved / GRID;
+    const double bytes = pages * (double)c->o.page_bytes + (double)c->o.state_bytes;
     const struct prefix_snapshot *s = cell->snapshot;
     return saved / bytes * (s ? weight(c, s->hits, s->used) : weight(c, cell->hits, cell->used));
 }

@@ -567,7 +567,7 @@ static void a_prompt_wants_snapshots_where_the_next_one_begins(void **state)
     const int n = (int)ids.len;
     assert_int_equal(prefix_system_end(&m, ids.ids, n), system);
 
-    int plan[PLAN_MOST];
+    int plan[PLAN_MOST] = {0};
     const int all_of_them[] = {line(system), line(user), line(assistant), line(last), line(ids.len - 1)};
     expect_plan(plan, prefix_plan(&m, ids.ids, n, 0, 0, PLAN_MOST, plan), all_of_them, 5);
     /* The most useful ones first. */
@@ -629,7 +629,7 @@ static void a_long_text_has_landing_points_on_the_way(void **state)
     const struct prefix_marks none = {.im_start = -1, .im_end = -1};
     int32_t *ids = calloc(N, sizeof *ids);
     assert_non_null(ids);
-    int plan[PLAN_MOST];
+    int plan[PLAN_MOST] = {0};
     int n = prefix_plan(&none, ids, 10000, 0, 0, PLAN_MOST, plan);
     expect_plan(plan, n, (const int[]){2048, 4096, 6144, 8192, 9984}, 5);
     n = prefix_plan(&none, ids, N, 640, 0, PLAN_MOST, plan);
