@@ -1,6 +1,6 @@
 /* bench_model: prefill and decode speed of a whole model through engine/engine.h, as one line of JSON.
  *
- * usage: bench_model MODEL.gguf [--prompt 512] [--decode 64] [--threads 0] [--repeat 3] [--kv f16|f32]
+ * usage: bench_model MODEL.gguf [--prompt 512] [--decode 64] [--threads 0] [--repeat 3] [--kv f16|q8_0|f32]
  * Prints the best of the repeats: the machines are shared, and the best run is the one least disturbed. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -53,7 +53,7 @@ int main(int argc, char **argv)
     int n_prompt = 512, n_decode = 64, repeat = 3;
     struct engine_options o = {.kv_type = KV_F16, .max_sequences = 1, .context = 0};
     if (argc < 2) {
-        fprintf(stderr, "usage: bench_model MODEL.gguf [--prompt N] [--decode N] [--threads N] [--repeat N] [--kv f16|f32]\n");
+        fprintf(stderr, "usage: bench_model MODEL.gguf [--prompt N] [--decode N] [--threads N] [--repeat N] [--kv f16|q8_0|f32]\n");
         return 2;
     }
     o.model_path = argv[1];
@@ -67,7 +67,7 @@ int main(int argc, char **argv)
         else if (!strcmp(argv[i], "--repeat"))
             repeat = atoi(argv[i + 1]);
         else if (!strcmp(argv[i], "--kv"))
-            o.kv_type = strcmp(argv[i + 1], "f32") ? KV_F16 : KV_F32;
+            o.kv_type = !strcmp(argv[i + 1], "f32") ? KV_F32 : !strcmp(argv[i + 1], "q8_0") ? KV_Q8_0 : KV_F16;
         else {
             fprintf(stderr, "bench_model: unknown option %s\n", argv[i]);
             return 2;

@@ -140,6 +140,19 @@ static inline void golden_greedy(struct engine *e, struct sequence *s, float *la
     }
 }
 
+/* Mean KL(p || q) in nats over whole rows of logits, and how many rows have the same arg-max. */
+static inline double golden_mean_kl(const float *p, const float *q, size_t n_rows, size_t v, int *argmax_equal)
+{
+    double sum = 0;
+    for (size_t r = 0; r < n_rows; r++, p += v, q += v) {
+        double lp = golden_lse(p, v), lq = golden_lse(q, v);
+        for (size_t i = 0; i < v; i++)
+            sum += exp((double)p[i] - lp) * (((double)p[i] - lp) - ((double)q[i] - lq));
+        *argmax_equal += golden_argmax(p, v) == golden_argmax(q, v);
+    }
+    return sum / (double)n_rows;
+}
+
 /* The distance of a row of logits from a golden row: top [[id, logit] x 20] and its log-sum-exp. */
 struct golden_distance {
     double most_logit, most_lse, kl; /* largest |difference|; sum over positions */

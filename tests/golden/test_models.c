@@ -89,19 +89,6 @@ static void f32_logits_and_greedy_text_equal_the_reference(void **state)
     json_decref(golden);
 }
 
-/* Mean KL(p || q) in nats over whole rows of logits, and how many rows have the same arg-max. */
-static double mean_kl(const float *p, const float *q, size_t n_rows, size_t v, int *argmax_equal)
-{
-    double sum = 0;
-    for (size_t r = 0; r < n_rows; r++, p += v, q += v) {
-        double lp = golden_lse(p, v), lq = golden_lse(q, v);
-        for (size_t i = 0; i < v; i++)
-            sum += exp((double)p[i] - lp) * (((double)p[i] - lp) - ((double)q[i] - lq));
-        *argmax_equal += golden_argmax(p, v) == golden_argmax(q, v);
-    }
-    return sum / (double)n_rows;
-}
-
 /* The plain backend multiplies dequantised weights with unrounded activations: as near to the reference as with f32 weights. The fast one rounds
  * activations to 8 bits: no further from that, over the whole vocabulary, than twice what llama.cpp, which rounds alike, is. */
 static void quantised_models_are_exact_on_plain_and_near_on_fast(void **state)
@@ -125,7 +112,7 @@ static void quantised_models_are_exact_on_plain_and_near_on_fast(void **state)
 
     measure(m, golden, KV_F32, &fast_trunk, &fast_draft, NULL, &prompts, &fast);
     const json_t *theirs = json_object_get(summary, m->name);
-    double kl = json_real_value(json_object_get(theirs, "kl_mean")), own = mean_kl(exact, fast, POSITIONS, v, &equal);
+    double kl = json_real_value(json_object_get(theirs, "kl_mean")), own = golden_mean_kl(exact, fast, POSITIONS, v, &equal);
     int agree = (int)json_integer_value(json_object_get(theirs, "argmax_agree"));
     print_distance(m, "trunk", &fast_trunk);
     print_message("# %s: mean KL over the whole vocabulary %.2e, llama.cpp %.2e; arg-max equal in %d of %d, llama.cpp %d\n", m->name, own, kl, equal,

@@ -113,6 +113,15 @@ tokenize_says_what_it_misses() {
         BEDSIDE_MODEL=$model "$program" tokenize hello >"$scratch/out" && out_has tokens && run 0 tokenize --help && out_has --special
 }
 
+# tiny-qwen3 keeps the keys and values of 2 heads of 32 in 6 layers: a MiB holds 320 tokens as f32, 640 as f16, 1280 as q8_0.
+a_kv_type_decides_how_much_context_fits() {
+    set -- run --model tests/data/tiny-qwen3-q8_0.gguf --prompt Aspirin --max-tokens 2 --kv-memory 1
+    run 0 "$@" --context 320 --kv-type f32 && run 1 "$@" --context 321 --kv-type f32 && err_has kv-memory &&
+        run 0 "$@" --context 640 && run 1 "$@" --context 641 && run 0 "$@" --context 640 --kv-type f16 && run 1 "$@" --context 641 --kv-type f16 &&
+        run 0 "$@" --context 1280 --kv-type q8_0 && run 1 "$@" --context 1281 --kv-type q8_0 && err_has kv-memory &&
+        run 2 "$@" --kv-type q4_0 && err_has 'f16|q8_0|f32'
+}
+
 writing_to_a_full_disk_is_an_error() {
     [ -e /dev/full ] || return 0
     ! "$program" inspect $model >/dev/full 2>"$scratch/err" && err_has "No space left" &&
@@ -133,6 +142,7 @@ promise tokenize_reads_standard_input_and_prints_bare_ids
 promise text_becomes_a_control_token_only_when_asked
 promise tokenize_normalises_unless_told_not_to
 promise tokenize_says_what_it_misses
+promise a_kv_type_decides_how_much_context_fits
 promise writing_to_a_full_disk_is_an_error
 echo "1..$number"
 [ "$failures" -eq 0 ]

@@ -125,6 +125,10 @@ static void file_then_environment_then_flags_win(void **state)
     assert_string_equal(c.config_file, file_path);
     config_free(&c);
 
+    assert_int_equal(LOAD("--config", file_path, "--kv-type", "q8_0"), 0);
+    assert_string_equal(c.kv_type, "q8_0");
+    config_free(&c);
+
     setenv("BEDSIDE_PORT", "1002", 1);
     setenv("BEDSIDE_CONFIG", file_path, 1);
     setenv("BEDSIDE_KV_TYPE", "", 1); /* an empty variable counts as not set */
@@ -212,7 +216,7 @@ static void values_out_of_range_are_refused_with_the_range_and_the_source(void *
         {"--top-p", "0", "top-p is above 0 to 1"},
         {"--min-p", "1", "min-p is 0 to below 1"},
         {"--repeat-penalty", "0", "above 0 to 10"},
-        {"--kv-type", "q8", "one of f16|f32"},
+        {"--kv-type", "q8", "one of f16|q8_0|f32"},
         {"--kv-type", "f16|f32", "one of"},
         {"--kv-type", "", "one of"},
         {"--log-level", "loud", "error|warn|info|debug"},

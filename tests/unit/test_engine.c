@@ -356,6 +356,57 @@ static void temporary_remove(const struct temporary *t)
     rmdir(t->folder);
 }
 
+/* Heads of 16: tiny-qwen3's queries, keys and values cut into twice as many heads. */
+static void write_narrow_heads(const char *path)
+{
+    struct image *im = image_open("tiny-qwen3-f32");
+    image_set_u32(im, "qwen3.attention.head_count", 8);
+    image_set_u32(im, "qwen3.attention.head_count_kv", 4);
+    image_set_u32(im, "qwen3.attention.key_length", 16);
+    image_set_u32(im, "qwen3.attention.value_length", 16);
+    for (int layer = 0; layer < 6; layer++)
+        for (int k = 0; k < 2; k++) {
+            char name[64];
+            snprintf(name, sizeof name, "blk.%d.attn_%c_norm.weight", layer, k ? 'k' : 'q');
+            struct image_tensor *t = image_tensor(im, name);
+            if (!t)
+                continue;
+            t->ne[0] = 16;
+            t->bytes = 16 * sizeof(float);
+        }
+    image_write(im, path);
+    image_free(im);
+}
+
+static void q8_0_kv_takes_about_half_of_f16_and_needs_heads_of_whole_blocks(void **state)
+{
+    (void)state;
+    for (int plain = 0; plain < 2; plain++) {
+        struct engine_options o = golden_options(QWEN3, plain);
+        size_t bytes[2];
+        for (int k = 0; k < 2; k++) {
+            o.kv_type = k ? KV_Q8_0 : KV_F16;
+            struct engine *e = golden_engine_with(&o);
+            bytes[k] = engine_info(e)->page_bytes;
+            assert_int_equal(engine_info(e)->pages_total, o.kv_budget / bytes[k]); /* so that twice as many tokens fit */
+            engine_close(e);
+        }
+        assert_int_equal(bytes[1] * 32, bytes[0] * 17);
+
+        struct temporary t = temporary_file();
+        write_narrow_heads(t.file);
+        o.model_path = t.file;
+        o.kv_type = KV_F16;
+        engine_close(golden_engine_with(&o));
+        o.kv_type = KV_Q8_0;
+        expect_no_engine(&o, "kv-type q8_0", "have 16: use kv-type f16");
+        temporary_remove(&t);
+    }
+    struct engine_options o = golden_options(QWEN3, false);
+    o.kv_type = (enum kv_type)3;
+    expect_no_engine(&o, "kv-type", "f16, q8_0 or f32");
+}
+
 /* q, k and v of an attention layer in one tensor. */
 static void fuse_qkv(struct image *im, const char *block)
 {
@@ -489,6 +540,7 @@ int main(void)
         cmocka_unit_test(the_info_says_what_was_opened),
         cmocka_unit_test(options_that_cannot_be_are_refused_by_name),
         cmocka_unit_test(memory_that_does_not_suffice_is_refused_with_the_numbers),
+        cmocka_unit_test(q8_0_kv_takes_about_half_of_f16_and_needs_heads_of_whole_blocks),
         cmocka_unit_test(without_a_budget_memory_is_what_the_machine_has_left),
         cmocka_unit_test(a_refused_step_changes_no_sequence),
         cmocka_unit_test(experts_of_a_dense_model_are_refused),
