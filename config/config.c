@@ -38,6 +38,7 @@ struct setting {
 #define SAMPLING  "Sampling, where a request says nothing"
 #define OTHER     "Other"
 #define RUN       "Only for bedside run"
+#define BENCH     "Only for bedside bench"
 
 static const struct setting settings[] = {
     {MODEL, "model", TEXT, AT(model), .preset = "", .value = "FILE", .help = "the GGUF file to use; of a split model, its first part"},
@@ -113,6 +114,15 @@ static const struct setting settings[] = {
     {RUN, "no-think", SWITCH, AT(no_think), .preset = "false", .help = "answer without thinking first"},
     {RUN, "seed", WHOLE, AT(seed), .preset = "auto", .min = 0, .max = INT64_MAX, .auto_whole = -1, .automatic = "a random one", .value = "N",
      .help = "the same seed gives the same answer"},
+
+    {BENCH, "clients", TEXT, AT(clients), .preset = "1,2,4,8", .value = "LIST",
+     .help = "how many clients ask at the same time: a row of the table for each number, at most 16 from 1 to 256"},
+    {BENCH, "prompt-tokens", WHOLE, AT(prompt_tokens), .preset = "512", .min = 1, .max = 1048576, .value = "N",
+     .help = "length of each prompt; no two are alike"},
+    {BENCH, "answer-tokens", WHOLE, AT(answer_tokens), .preset = "64", .min = 1, .max = 65536, .value = "N", .help = "length of each answer"},
+    {BENCH, "requests", WHOLE, AT(requests), .preset = "2", .min = 1, .max = 1000, .value = "N",
+     .help = "requests of each client, one after the other"},
+    {BENCH, "json", SWITCH, AT(json), .preset = "false", .help = "print JSON instead of a table"},
 };
 enum { N_SETTINGS = sizeof settings / sizeof settings[0], NAME_ROOM = 64 };
 
@@ -598,6 +608,7 @@ void config_help(FILE *out)
           "\n"
           "  bedside serve    --model FILE [options]             answer requests over HTTP\n"
           "  bedside run      --model FILE [options] [TEXT...]   one question, answered in the terminal\n"
+          "  bedside bench    --model FILE [options]             how fast several clients are served at once\n"
           "  bedside inspect  FILE [--tensors]                   what a model file holds\n"
           "  bedside tokenize --model FILE [options] [TEXT...]   text to token ids (bedside tokenize --help)\n"
           "  bedside help [--markdown]                           this page, or its settings as a table\n"

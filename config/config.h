@@ -50,6 +50,12 @@ struct config {
     char *system;  /* --system */
     bool no_think; /* --no-think */
     int64_t seed;  /* --seed; -1 = random */
+    /* `bedside bench` */
+    char *clients;         /* --clients: "1,2,4,8", see bench_parse_clients */
+    int64_t prompt_tokens; /* --prompt-tokens */
+    int64_t answer_tokens; /* --answer-tokens */
+    int64_t requests;      /* --requests: of each client */
+    bool json;             /* --json */
 };
 
 /* Fills *c from all sources. argv [argc] are the words after the subcommand. Words that are not options are left, in order, in

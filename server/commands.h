@@ -7,6 +7,7 @@
 
 int cmd_serve(int argc, char **argv);    /* serve --model FILE: answer over HTTP until SIGTERM */
 int cmd_run(int argc, char **argv);      /* run --model FILE [TEXT...]: one answer in the terminal */
+int cmd_bench(int argc, char **argv);    /* bench --model FILE: how fast several clients are served at once */
 int cmd_inspect(int argc, char **argv);  /* inspect FILE [--tensors]: what a model file holds */
 int cmd_tokenize(int argc, char **argv); /* tokenize --model FILE [TEXT...]: text to token ids */
 

@@ -313,10 +313,12 @@ static char *printed(void (*print)(FILE *))
     return text;
 }
 
-static const char *const names[] = {"model",         "alias",         "context",     "threads",   "kv-type",         "kv-memory", "host",
-                                    "port",          "api-key",       "max-running", "max-queue", "max-connections", "max-body",  "idle-timeout",
-                                    "drain-timeout", "prefill-chunk", "temperature", "top-p",     "top-k",           "min-p",     "repeat-penalty",
-                                    "max-tokens",    "log-level",     "config",      "prompt",    "system",          "no-think",  "seed"};
+static const char *const names[] = {
+    "model",         "alias",         "context",         "threads",      "kv-type",      "kv-memory",     "host",          "port",         "api-key",
+    "max-running",   "max-queue",     "max-connections", "max-body",     "idle-timeout", "drain-timeout", "prefill-chunk", "temperature",  "top-p",
+    "top-k",         "min-p",         "repeat-penalty",  "max-tokens",   "log-level",    "config",        "prompt",        "system",       "no-think",
+    "seed",          "max-gap",       "deterministic",   "cache-memory", "cache-dir",    "cache-disk",    "cache-key",     "share-system", "clients",
+    "prompt-tokens", "answer-tokens", "requests",        "json"};
 
 static void help_lists_every_setting_and_command_within_100_columns(void **state)
 {
@@ -327,7 +329,7 @@ static void help_lists_every_setting_and_command_within_100_columns(void **state
         if (!strstr(text, line))
             fail_msg("--help has no line for --%s", names[i]);
     }
-    static const char *const commands[] = {"serve", "run", "inspect", "tokenize", "help", "version"};
+    static const char *const commands[] = {"serve", "run", "bench", "inspect", "tokenize", "help", "version"};
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
         snprintf(line, sizeof line, "\n  bedside %s", commands[i]);
         assert_non_null(strstr(text, line));
