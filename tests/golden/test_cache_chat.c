@@ -96,7 +96,8 @@ static void goldens_cold_hit_continued_and_after_a_restart(void **state)
     const struct folder folder = new_folder();
     json_t *goldens = golden_json("tests/demo-model/goldens.json"), *cases = json_object_get(goldens, "cases"), *c;
     assert_int_equal(json_array_size(cases), CASES);
-    struct run cold[CASES] = {{0}};
+    struct run cold[CASES];
+    memset(cold, 0, sizeof cold);
     size_t i;
     int repeated[CASES] = {0};
     uint64_t read = 0, hit = 0;

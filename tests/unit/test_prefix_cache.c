@@ -535,7 +535,7 @@ static void add_message(const struct tokenizer *t, struct token_list *ids, const
 static void expect_plan(const int *plan, int n, const int *wanted, int n_wanted)
 {
     assert_int_equal(n, n_wanted);
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n_wanted; i++)
         assert_int_equal(plan[i], wanted[i]);
 }
 
