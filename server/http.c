@@ -30,7 +30,7 @@ enum {
     CONNECTION_MEMORY = 32 << 10, /* bytes for headers and one write; longer headers get a 431 from libmicrohttpd */
     SEND_BUFFER = 64 << 10,       /* bytes the kernel holds for a client: a client that stops reading is noticed soon */
     DISCARD_LIMIT = 64 << 20,     /* bytes of a refused body that are read and dropped so that its sender sees the reply */
-    RETRY_AFTER_S = 5,
+    RETRY_AFTER_S = 5,            /* where nothing better is known */
 };
 
 struct http_server {
@@ -111,7 +111,8 @@ static enum MHD_Result send_response(struct request *r, int status, const char *
         MHD_add_response_header(response, "WWW-Authenticate", "Bearer");
     if (status == 429 || status == 503) {
         char seconds[16];
-        snprintf(seconds, sizeof seconds, "%d", RETRY_AFTER_S);
+        const struct chat_service *s = atomic_load(&r->server->service);
+        snprintf(seconds, sizeof seconds, "%d", status == 429 && s ? scheduler_stats(s->scheduler).retry_after_s : RETRY_AFTER_S);
         MHD_add_response_header(response, "Retry-After", seconds);
     }
     if (r->close || atomic_load(&r->server->draining))
@@ -150,7 +151,7 @@ static enum MHD_Result send_error(struct request *r, const struct api_error *err
 
 /* Counts a header, for those that must not come twice. */
 struct header_count {
-    int content_length, transfer_encoding, host;
+    int content_length, transfer_encoding, host, cache_namespace;
 };
 
 static enum MHD_Result count_header(void *cls, enum MHD_ValueKind kind, const char *key, const char *value)
@@ -161,6 +162,7 @@ static enum MHD_Result count_header(void *cls, enum MHD_ValueKind kind, const ch
     n->content_length += strcasecmp(key, "Content-Length") == 0;
     n->transfer_encoding += strcasecmp(key, "Transfer-Encoding") == 0;
     n->host += strcasecmp(key, "Host") == 0;
+    n->cache_namespace += strcasecmp(key, "X-Cache-Namespace") == 0;
     return MHD_YES;
 }
 
@@ -182,6 +184,24 @@ static int check_body_headers(struct request *r)
     const unsigned long long max = (unsigned long long)r->server->config->max_body * 1024;
     if (length && strtoull(length, NULL, 10) > max)
         return api_error_set(err, 413, NULL, NULL, "the body has %s bytes; at most %llu are taken (--max-body)", length, max);
+    return 0;
+}
+
+/* The namespace that the path of a cache request names. */
+static const char *path_namespace(const struct request *r)
+{
+    return r->route == ROUTE_WARM ? "warm" : r->route == ROUTE_NAMESPACE ? r->name : "";
+}
+
+/* Only the path says what is deleted; whoever seems to say it in another way may mean another namespace. */
+static int check_delete(struct request *r)
+{
+    const char *ns = header(r, "X-Cache-Namespace");
+    if (MHD_get_connection_values(r->connection, MHD_GET_ARGUMENT_KIND, NULL, NULL) > 0)
+        return api_error_set(&r->error, 400, NULL, NULL, "DELETE takes no query: name the namespace in the path, DELETE /v1/cache/{namespace}");
+    if (ns && strcmp(ns, path_namespace(r)) != 0)
+        return api_error_set(&r->error, 400, "invalid_value", "X-Cache-Namespace",
+                             "the X-Cache-Namespace header and the path name two namespaces: send DELETE /v1/cache/{namespace} without the header");
     return 0;
 }
 
@@ -236,6 +256,10 @@ static int check_request(struct request *r)
             "GET /v1/models, GET /health, GET /metrics and GET /");
     if (!takes_method(r))
         return api_error_set(err, 405, "method_not_allowed", NULL, "%s takes %s", routes[r->route].path, routes[r->route].methods);
+    if (count.cache_namespace > 1)
+        return api_error_set(err, 400, "invalid_value", "X-Cache-Namespace", "the X-Cache-Namespace header is given twice; send one of them");
+    if (r->method == METHOD_DELETE)
+        return check_delete(r);
     return r->method == METHOD_POST ? check_body_headers(r) : 0;
 }
 
@@ -318,8 +342,7 @@ static enum MHD_Result answer_cache(struct request *r, const struct chat_service
     if (!s)
         return send_loading(r);
     struct buf b = BUF_INIT;
-    const char *ns = r->route == ROUTE_WARM ? "warm" : r->route == ROUTE_NAMESPACE ? r->name : "";
-    int rc = r->method == METHOD_DELETE ? cache_api_delete(s, ns, &b, &r->error) : cache_api_list(s, &b, &r->error);
+    int rc = r->method == METHOD_DELETE ? cache_api_delete(s, path_namespace(r), &b, &r->error) : cache_api_list(s, &b, &r->error);
     if (rc == 0)
         return send_buf(r, 200, "application/json", &b);
     buf_free(&b);
