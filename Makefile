@@ -84,6 +84,13 @@ $(BUILD)/tests/fuzz/%: tests/fuzz/%.c $(LIB)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -fsanitize=fuzzer -MMD -MP -MF $@.d -o $@ $< $(LIB) $(LDLIBS)
 
+# 64 clients, cancels and kill -9 for ten minutes (LOAD_SECONDS to change), and the gap between tokens beside a long prompt.
+LOAD_SECONDS ?= 600
+load: deps
+	@$(MAKE) --no-print-directory all
+	@[ -d tests/http/node_modules ] || (cd tests/http && npm ci --no-audit --no-fund)
+	BEDSIDE=$(BUILD)/bedside node tests/load/load.mjs $(LOAD_SECONDS)
+
 clang:
 	@$(MAKE) --no-print-directory BUILD=build-clang CC=clang all tests
 
@@ -94,12 +101,12 @@ help:
 	@echo "make run [MODEL=file.gguf]  install what is missing, build, serve on http://127.0.0.1:8080"
 	@echo "make test                   install, build, run every test"
 	@echo "make                        build/bedside only"
-	@echo "make asan | clang | check | fuzz | bench"
+	@echo "make asan | clang | check | fuzz | bench | load"
 	@echo "make clean"
 
 clean:
 	rm -rf build build-*
 
 -include $(DEPS)
-.PHONY: all run test deps tests bench asan fuzz fuzzers clang check help clean
+.PHONY: all run test deps tests bench load asan fuzz fuzzers clang check help clean
 .DELETE_ON_ERROR:
