@@ -248,34 +248,48 @@ test('timings and cached tokens are in the reply and in the last chunk of a stre
 
 // ---- progress ----
 
-test('with include_progress a stream tells how much of the prompt was read; comments come always, events only when asked for', async () => {
-    const server = await Server.start(['--prefill-chunk', '64', '--threads', '1']);
-    const request = { ...endless({ max_tokens: 2 }), messages: [c.user(longText(8100))] };
-    const [one, silent] = [await server.connect(), await server.connect()];
-    one.post({ ...request, stream_options: { include_progress: true, include_usage: true } });
-    silent.post({ ...request, cache_namespace: 'other' }); // read beside it, without the option
-    await one.has(/prompt_progress[^]*prompt_progress/);
-    assert.match(silent.text, /^: reading prompt 0\/\d+ tokens$/m);
-    assert.ok(silent.text.includes('"role":"assistant"') && !silent.text.includes('prompt_progress'));
-    silent.leave();
-    await one.has('data: [DONE]\n\n', 120000);
-    const list = events(one.text);
-    const total = list.at(-1).usage.prompt_tokens;
-    const seen = list.filter((e) => e.prompt_progress);
-    assert.ok(total > 8000);
-    assert.ok(seen.length >= 2, `${seen.length} events in ${JSON.stringify(list.find((e) => e.timings).timings)}`);
+// The events that tell of the prompt, after checking that they rise and agree with the stream they are in.
+function progressOf(text, total) {
+    const list = events(text), seen = list.filter((e) => e.prompt_progress);
     let last = { processed: -1, time_ms: 0 };
     for (const { prompt_progress: p, choices, object, id } of seen) {
         assert.deepEqual([choices, object, id], [[], 'chat.completion.chunk', list[0].id]);
-        assert.deepEqual([p.total, p.cached], [total, 0]);
-        assert.ok(p.processed > last.processed && p.processed <= total && p.time_ms > last.time_ms, JSON.stringify([last, p]));
+        assert.equal(p.total, total);
+        assert.ok(p.cached <= p.processed && p.processed > last.processed && p.processed <= total && p.time_ms > last.time_ms, JSON.stringify([last, p]));
         last = p;
     }
-    const firstText = one.text.search(/"(reasoning_)?content":"[^"]/), lastProgress = one.text.lastIndexOf('prompt_progress');
-    assert.ok(lastProgress < firstText, 'no progress once text comes');
-    assert.ok(one.text.includes(`: reading prompt 0/${total} tokens\n\n`));
+    assert.ok(text.includes(`: reading prompt 0/${total} tokens\n\n`));
+    return seen.map((e) => e.prompt_progress);
+}
+
+test('with include_progress a stream tells how much of the prompt was read; comments come always, events only when asked for', async () => {
+    const server = await Server.start(['--prefill-chunk', '64', '--threads', '1']);
+    const text = longText(9000);
+    const total = c.tokenize(`<|im_start|>user\n${text.trim()}<|im_end|>\n<|im_start|>assistant\n<think>\n`).length;
+    assert.ok(total > 8000);
+    const request = { ...endless({ max_tokens: 2 }), messages: [c.user(text)] };
+    const [one, silent] = [await server.connect(), await server.connect()];
+    one.post({ ...request, stream_options: { include_progress: true } });
+    silent.post({ ...request, cache_namespace: 'other' }); // read beside it, without the option
+    await one.has(/(prompt_progress[^\n]*\n\n[^]*){3}/);
+    const seen = progressOf(one.text, total);
+    assert.ok(seen[2].processed > 64 && seen[2].cached === 0);
     assert.ok([...one.text.matchAll(/^: reading prompt (\d+)\/\d+ tokens$/gm)].some((m) => Number(m[1]) > 0));
+    assert.ok(silent.text.includes(`: reading prompt 0/${total} tokens\n\n`) && silent.text.includes('"role":"assistant"'));
+    assert.ok(!silent.text.includes('prompt_progress'));
+    silent.leave();
     one.leave();
+    await idle(server);
+
+    // Asked again, somewhat further than it was read: what was computed for the client who left is cached, and no event follows the first text.
+    const again = await server.connect();
+    again.post({ ...request, messages: [c.user(longText(seen[2].processed + 1500))], stream_options: { include_progress: true, include_usage: true } });
+    await again.has('data: [DONE]\n\n', 120000);
+    const { usage } = events(again.text).at(-1);
+    for (const p of progressOf(again.text, usage.prompt_tokens)) assert.equal(p.cached, usage.prompt_tokens_details.cached_tokens);
+    assert.ok(usage.prompt_tokens_details.cached_tokens >= seen[2].processed, JSON.stringify([usage, seen]));
+    assert.ok(again.text.lastIndexOf('prompt_progress') < again.text.search(/"(reasoning_)?content":"[^"]/));
+    again.leave();
     await server.stop();
 });
 
