@@ -271,6 +271,13 @@ ROWS_INLINE float f16_scale(uint16_t half)
 
 #else
 
+/* Here the operations are loops. Inlined everywhere, with AddressSanitizer's checks in each, they would take minutes to compile. */
+#if defined(__SANITIZE_ADDRESS__)
+#define BASE_INLINE static __attribute__((noinline, unused))
+#else
+#define BASE_INLINE static inline __attribute__((unused))
+#endif
+
 typedef struct {
     float f[LANES];
 } v16;
@@ -281,65 +288,65 @@ typedef struct {
         y.f[i] = (expression);                                                                                                                       \
     return y
 
-ROWS_INLINE v16 v16_set(float x)
+BASE_INLINE v16 v16_set(float x)
 {
     V16_EACH(x);
 }
-ROWS_INLINE v16 v16_load(const float *p)
+BASE_INLINE v16 v16_load(const float *p)
 {
     V16_EACH(p[i]);
 }
-ROWS_INLINE v16 v16_load_part(const float *p, int n)
+BASE_INLINE v16 v16_load_part(const float *p, int n)
 {
     V16_EACH(i < n ? p[i] : 0.0f);
 }
-ROWS_INLINE void v16_store(float *p, v16 x)
+BASE_INLINE void v16_store(float *p, v16 x)
 {
     memcpy(p, x.f, sizeof x.f);
 }
-ROWS_INLINE void v16_store_part(float *p, v16 x, int n)
+BASE_INLINE void v16_store_part(float *p, v16 x, int n)
 {
     memcpy(p, x.f, (size_t)n * sizeof *p);
 }
-ROWS_INLINE v16 v16_add(v16 a, v16 b)
+BASE_INLINE v16 v16_add(v16 a, v16 b)
 {
     V16_EACH(a.f[i] + b.f[i]);
 }
-ROWS_INLINE v16 v16_sub(v16 a, v16 b)
+BASE_INLINE v16 v16_sub(v16 a, v16 b)
 {
     V16_EACH(a.f[i] - b.f[i]);
 }
-ROWS_INLINE v16 v16_mul(v16 a, v16 b)
+BASE_INLINE v16 v16_mul(v16 a, v16 b)
 {
     V16_EACH(a.f[i] * b.f[i]);
 }
-ROWS_INLINE v16 v16_div(v16 a, v16 b)
+BASE_INLINE v16 v16_div(v16 a, v16 b)
 {
     V16_EACH(a.f[i] / b.f[i]);
 }
-ROWS_INLINE v16 v16_fma(v16 a, v16 b, v16 c)
+BASE_INLINE v16 v16_fma(v16 a, v16 b, v16 c)
 {
     V16_EACH(fmaf(a.f[i], b.f[i], c.f[i]));
 }
-ROWS_INLINE v16 v16_fnma(v16 a, v16 b, v16 c) /* c - a * b */
+BASE_INLINE v16 v16_fnma(v16 a, v16 b, v16 c) /* c - a * b */
 {
     V16_EACH(fmaf(-a.f[i], b.f[i], c.f[i]));
 }
-ROWS_INLINE v16 v16_max(v16 a, v16 b)
+BASE_INLINE v16 v16_max(v16 a, v16 b)
 {
     V16_EACH(a.f[i] > b.f[i] ? a.f[i] : b.f[i]);
 }
-ROWS_INLINE v16 v16_min(v16 a, v16 b)
+BASE_INLINE v16 v16_min(v16 a, v16 b)
 {
     V16_EACH(a.f[i] < b.f[i] ? a.f[i] : b.f[i]);
 }
 /* x where !(a < b), 0 elsewhere */
-ROWS_INLINE v16 v16_zero_where_less(v16 x, v16 a, v16 b)
+BASE_INLINE v16 v16_zero_where_less(v16 x, v16 a, v16 b)
 {
     V16_EACH(a.f[i] < b.f[i] ? 0.0f : x.f[i]);
 }
 /* x * 2^k for k in the low bits of `t` (see v16_exp) */
-ROWS_INLINE v16 v16_scale(v16 x, v16 t)
+BASE_INLINE v16 v16_scale(v16 x, v16 t)
 {
     uint32_t bits[LANES], shift[LANES];
     memcpy(bits, x.f, sizeof bits);
@@ -349,40 +356,40 @@ ROWS_INLINE v16 v16_scale(v16 x, v16 t)
     memcpy(x.f, bits, sizeof bits);
     return x;
 }
-ROWS_INLINE float v16_sum(v16 x)
+BASE_INLINE float v16_sum(v16 x)
 {
     for (int half = LANES / 2; half > 0; half /= 2)
         for (int i = 0; i < half; i++)
             x.f[i] += x.f[i + half];
     return x.f[0];
 }
-ROWS_INLINE float v16_largest(v16 x)
+BASE_INLINE float v16_largest(v16 x)
 {
     for (int half = LANES / 2; half > 0; half /= 2)
         for (int i = 0; i < half; i++)
             x.f[i] = x.f[i] > x.f[i + half] ? x.f[i] : x.f[i + half];
     return x.f[0];
 }
-ROWS_INLINE v16 v16_from_f16(const uint16_t *p)
+BASE_INLINE v16 v16_from_f16(const uint16_t *p)
 {
     V16_EACH(f16_to_f32(p[i]));
 }
-ROWS_INLINE void v16_to_f16(uint16_t *p, v16 x)
+BASE_INLINE void v16_to_f16(uint16_t *p, v16 x)
 {
     for (int i = 0; i < LANES; i++)
         p[i] = f32_to_f16(x.f[i]);
 }
-ROWS_INLINE v16 v16_from_i8(const int8_t *p)
+BASE_INLINE v16 v16_from_i8(const int8_t *p)
 {
     V16_EACH((float)p[i]);
 }
 /* Rounded half to even; |x| <= 127. */
-ROWS_INLINE void v16_to_i8(int8_t *p, v16 x)
+BASE_INLINE void v16_to_i8(int8_t *p, v16 x)
 {
     for (int i = 0; i < LANES; i++)
         p[i] = (int8_t)rintf(x.f[i]);
 }
-ROWS_INLINE float f16_scale(uint16_t half)
+BASE_INLINE float f16_scale(uint16_t half)
 {
     return f16_to_f32(half);
 }
