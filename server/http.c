@@ -613,6 +613,14 @@ static void on_mhd_message(void *cls, const char *format, va_list args)
     log_debug("libmicrohttpd: %s", format);
 }
 
+/* Decodes %XX in a part of a URL, but none that holds %00: the name would end there and be another one. (No name of ours has a '%'.) */
+static size_t unescape(void *cls, struct MHD_Connection *connection, char *text)
+{
+    (void)cls;
+    (void)connection;
+    return strstr(text, "%00") ? strlen(text) : MHD_http_unescape(text);
+}
+
 /* ---- life ---- */
 
 static bool is_loopback(const struct sockaddr *a)
@@ -705,6 +713,7 @@ int http_start(struct http_server **out, const struct http_listener *listener, c
                                  MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_MEMORY,                      /* */
                                  MHD_OPTION_THREAD_STACK_SIZE, (size_t)CONNECTION_STACK,                             /* */
                                  MHD_OPTION_STRICT_FOR_CLIENT, 1,                                                    /* */
+                                 MHD_OPTION_UNESCAPE_CALLBACK, unescape, NULL,                                       /* */
                                  MHD_OPTION_NOTIFY_COMPLETED, on_completed, h,                                       /* */
                                  MHD_OPTION_NOTIFY_CONNECTION, on_connection, h, MHD_OPTION_END);
     if (!h->daemon) {

@@ -210,6 +210,38 @@ test('what one namespace has read never speeds up another, with or without names
     await server.stop();
 });
 
+test('with --share-system the system message is read once for all namespaces, and nothing behind it is shared', async () => {
+    const server = await Server.start(['--share-system']);
+    const text = c.record(24, 3), ask = (ns) => c.ask(server, c.question(text, `Read the lines 1 to 9. ${'Please read all of them. '.repeat(16)}`, { cache_namespace: ns }));
+    const shared = c.tokenize(`<|im_start|>system\n${c.system(text).content}<|im_end|>\n`).length;
+    const first = await ask('a');
+    const other = await ask('b');
+    assert.ok(first.prompt > shared + 2 * PAGE);
+    assert.equal(first.cached, 0);
+    assert.ok(other.cached > shared - PAGE && other.cached <= shared, `${other.cached} of ${shared}`);
+    assert.equal(other.text, first.text);
+    const own = await ask('a');
+    assert.ok(own.cached > shared + PAGE, 'its own question is cached too');
+    await server.stop();
+});
+
+test('with room for two snapshots older text makes room: that is said, and the answers stay', async () => {
+    const server = await Server.start(['--cache-memory', '2']);
+    const answer = async (name) => c.ask(server, { ...c.withLogprobs(name), max_tokens: 8 });
+    const cold = {};
+    for (const name of ['dose', 'tool-two-args', 'spanish-1', 'polish-1', 'tool-answer']) cold[name] = await answer(name);
+    const reasons = [];
+    for (const name of Object.keys(cold)) {
+        const got = await answer(name);
+        same(got, cold[name]);
+        reasons.push(got.timings.cache_miss);
+    }
+    assert.ok(reasons.includes('evicted'), reasons.join());
+    const { memory } = await c.sendOk(server, 'GET', '/v1/cache');
+    assert.ok(memory.snapshots >= 1 && memory.snapshots <= 2 && memory.snapshot_bytes <= memory.snapshot_budget, JSON.stringify(memory));
+    await server.stop();
+});
+
 test('header and field may agree; two different names, two headers or a bad name are a 400, and no name reaches the log', async () => {
     const server = await Server.start(['--log-level', 'debug']);
     const request = { ...golden('hello').request, max_tokens: 2 };
@@ -314,7 +346,7 @@ test('DELETE removes a namespace from memory and disk, says what it removed, and
     assert.equal((await c.sendOk(server, 'DELETE', '/v1/cache/warm')).namespace, 'warm', 'the name of a route may be a namespace');
     assert.ok((await c.ask(server, request, of('kept'))).cached > 0);
 
-    for (const path of ['/v1/cache/..', '/v1/cache/..%2Fns=kept', '/v1/cache/a/b', '/v1/cache/%20', '/v1/cache/.x']) {
+    for (const path of ['/v1/cache/..', '/v1/cache/..%2Fns=kept', '/v1/cache/a/b', '/v1/cache/%20', '/v1/cache/.x', '/v1/cache/kept%00x']) {
         const bad = await server.connect();
         bad.send(`DELETE ${path} HTTP/1.1\r\nHost: localhost\r\n\r\n`);
         await bad.has('"param":"namespace"');
@@ -423,6 +455,21 @@ test('damaged, cut, exchanged or foreign files are a miss and one line in the lo
         same(got, cold);
     }
     await server.stop();
+});
+
+test('files of another kind of KV are not found, and are there again when it is', async () => {
+    const dir = c.folder();
+    const request = { ...c.withLogprobs('dose'), max_tokens: 8 };
+    let cold = null;
+    for (const [kv, source] of [['f16', 'none'], ['q8_0', 'none'], ['f16', 'disk'], ['q8_0', 'disk']]) {
+        const server = await c.cacheServer(dir, ['--kv-type', kv]);
+        const got = await c.ask(server, request);
+        assert.equal(got.timings.cache_source, source);
+        if (kv === 'f16' && cold) same(got, cold);
+        cold ??= got;
+        assert.doesNotMatch(server.log, /prefix cache/);
+        await server.terminate();
+    }
 });
 
 test('a cache folder that cannot be used is an error at the start that names it and what to do', () => {
