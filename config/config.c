@@ -58,8 +58,8 @@ static const struct setting settings[] = {
     {SERVER, "api-key", TEXT, AT(api_key), .preset = "", .value = "KEY",
      .help = "what clients must send as \"Authorization: Bearer KEY\"; empty: nothing. Other users see command lines, so use the environment or "
              "the config file"},
-    {SERVER, "max-running", WHOLE, AT(max_running), .preset = "8", .min = 1, .max = 256, .value = "N",
-     .help = "most answers written at the same time, where memory allows"},
+    {SERVER, "max-running", WHOLE, AT(max_running), .preset = "auto", .min = 1, .max = 256, .auto_whole = 0,
+     .automatic = "as many as memory allows, at most 64", .value = "N", .help = "most answers written at the same time"},
     {SERVER, "max-queue", WHOLE, AT(max_queue), .preset = "64", .min = 0, .max = 65536, .value = "N",
      .help = "requests that wait for their turn; more get status 429"},
     {SERVER, "max-connections", WHOLE, AT(max_connections), .preset = "256", .min = 1, .max = 65536, .value = "N",

@@ -23,7 +23,7 @@ struct config {
     char *host;              /* --host: default 127.0.0.1 */
     int64_t port;            /* --port: default 8080; 0 = any free one */
     char *api_key;           /* --api-key; required for a non-loopback host */
-    int64_t max_running;     /* --max-running: answers written at once */
+    int64_t max_running;     /* --max-running: answers written at once; 0 = as memory allows */
     int64_t max_queue;       /* --max-queue: requests waiting, then 429 */
     int64_t max_connections; /* --max-connections */
     int64_t max_body;        /* --max-body: KiB */

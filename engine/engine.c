@@ -15,6 +15,7 @@ enum {
     DEFAULT_CONTEXT = 32768,
     DEFAULT_ROWS = 512,
     MOST_SEQUENCES = 1024,
+    STATES_SHARE = 8, /* without a number asked for, one part in so many of the budget may go to states */
     MOST_ROWS = 65536,
     MOST_LOGIT_ROWS = 32, /* rows through the head at a time; more go in turns */
 };
@@ -25,7 +26,7 @@ static int check_options(const struct engine_options *o, struct error *err)
 {
     if (!o->model_path || !o->model_path[0])
         return error_set(err, "no model file given: --model takes the path of a GGUF file");
-    if (o->max_sequences < 1 || o->max_sequences > MOST_SEQUENCES)
+    if (o->max_sequences < 0 || o->max_sequences > MOST_SEQUENCES)
         return error_set(err, "max-running is %d: expected 1 to %d", o->max_sequences, MOST_SEQUENCES);
     if (o->max_rows < 0 || o->max_rows > MOST_ROWS)
         return error_set(err, "the rows of a step are %d: expected 1 to %d", o->max_rows, MOST_ROWS);
@@ -70,6 +71,15 @@ static int kv_budget(const struct engine *e, const struct engine_options *o, uin
     return 0;
 }
 
+/* How many sequences there may be when nobody says: their states should leave most of the budget to pages. */
+static int auto_sequences(uint64_t budget, size_t state_bytes)
+{
+    if (state_bytes == 0 || budget / STATES_SHARE / state_bytes >= ENGINE_MOST_AUTO)
+        return ENGINE_MOST_AUTO;
+    const int n = (int)(budget / STATES_SHARE / state_bytes);
+    return n > 1 ? n : 1;
+}
+
 /* Shares the budget out: a state for each sequence, the rest for pages. A default context shrinks to what fits; one that was asked for must fit. */
 static int plan_memory(struct engine *e, const struct engine_options *o, struct error *err)
 {
@@ -80,6 +90,8 @@ static int plan_memory(struct engine *e, const struct engine_options *o, struct 
     struct engine_info *info = &e->info;
     info->page_bytes = ops->page_bytes(e->backend);
     info->state_bytes = e->backend->shape.n_delta_layers ? ops->state_bytes(e->backend) : 0;
+    if (!o->max_sequences)
+        info->max_sequences = auto_sequences(budget, info->state_bytes);
     uint64_t states = (uint64_t)info->max_sequences * info->state_bytes; /* at most 1024 times what fits a size_t halfway */
     uint64_t pages = budget > states && info->page_bytes ? (budget - states) / info->page_bytes : 0;
     info->pages_total = pages > INT_MAX / GRID ? INT_MAX / GRID : (int)pages;
@@ -129,8 +141,8 @@ static int settle(struct engine *e, const struct engine_options *o, struct error
     e->mtp = o->mtp;
     info->model_context = m->context_length;
     info->context = o->context ? o->context : m->context_length < DEFAULT_CONTEXT ? (int)m->context_length : DEFAULT_CONTEXT;
-    info->max_sequences = o->max_sequences;
-    info->max_rows = o->max_rows ? o->max_rows : DEFAULT_ROWS + o->max_sequences;
+    info->max_sequences = o->max_sequences ? o->max_sequences : ENGINE_MOST_AUTO; /* plan_memory may lower the latter */
+    info->max_rows = o->max_rows ? o->max_rows : DEFAULT_ROWS + info->max_sequences;
     m->shape.kv_type = o->kv_type;
     m->shape.max_rows = info->max_rows;
     m->shape.max_logit_rows = info->max_rows < MOST_LOGIT_ROWS ? info->max_rows : MOST_LOGIT_ROWS;

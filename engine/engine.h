@@ -23,13 +23,15 @@ struct sequence;
 struct cache_disk; /* engine/cache_disk.h */
 struct cache_image;
 
+enum { ENGINE_MOST_AUTO = 64 };
+
 struct engine_options {
     const char *model_path;
     int context;   /* most tokens of one sequence; 0 = min(the model's, 32768) */
     int n_threads; /* 0 = physical cores */
     enum kv_type kv_type;
     uint64_t kv_budget; /* bytes for KV pages and states; 0 = what memory allows (see engine_info.pages_total) */
-    int max_sequences;  /* most sequences alive at once, at least 1 */
+    int max_sequences;  /* most sequences alive at once; 0 = what memory allows, at most ENGINE_MOST_AUTO */
     int max_rows;       /* most rows in a step; 0 = 512 + max_sequences */
     bool plain;         /* the plain backend (tests) */
     bool mtp;           /* load the draft block and keep its KV */
@@ -115,11 +117,12 @@ int engine_cache_depth(const struct engine *e, const char *ns, const int32_t *pr
 
 struct engine_cache_stats {
     bool on;
-    uint64_t budget, bytes;                                  /* of snapshots: allowed, held */
-    int nodes;                                               /* grid cells of text known, with or without a page */
-    int snapshots;                                           /* states held */
-    int pages_total, pages_running, pages_idle;              /* KV pages: allowed; used by sequences; kept by the cache alone */
-    int states_running;                                      /* state slots used by sequences */
+    uint64_t budget, bytes; /* of snapshots: allowed, held */
+    int nodes;              /* grid cells of text known, with or without a page */
+    int snapshots;          /* states held */
+    int pages_total, pages_running,
+        pages_idle;     /* KV pages: allowed (fewer once the machine had no more); used by sequences; kept by the cache alone */
+    int states_running; /* state slots used by sequences */
     uint64_t lookups, hits, hits_disk, misses[CACHE_MISSES]; /* sequence_start calls; hits + the sum of misses = lookups */
     uint64_t prompt_tokens, cached_tokens;
     uint64_t snapshots_taken, snapshots_failed, snapshots_evicted, pages_evicted;

@@ -67,11 +67,15 @@ int engine_pages(struct engine *e, int n, struct error *err)
 {
     if (pages_prepare(&e->pages, n, err) == 0)
         return 0;
-    if (!e->cache)
-        return -1;
-    e->cache->now = clock_ns();
-    prefix_reclaim(e->cache, n - pages_ready(&e->pages));
-    return pages_prepare(&e->pages, n, err);
+    if (e->cache) {
+        e->cache->now = clock_ns();
+        prefix_reclaim(e->cache, n - pages_ready(&e->pages));
+        if (pages_prepare(&e->pages, n, err) == 0)
+            return 0;
+    }
+    if (pages_settle(&e->pages, n))
+        log_warn("the machine has no memory for more than %d KV pages: from now on the server does with those", e->pages.slots.total);
+    return -1;
 }
 
 /* ---- beginning ---- */
@@ -347,7 +351,7 @@ void engine_cache_stats(const struct engine *e, struct engine_cache_stats *out)
 {
     const struct prefix_cache *c = e->cache;
     *out = e->counts;
-    out->pages_total = e->info.pages_total;
+    out->pages_total = e->pages.slots.total;
     out->pages_running = e->pages.n_running;
     out->pages_idle = e->pages.n_idle;
     out->states_running = e->states.total - slots_available(&e->states);

@@ -37,6 +37,14 @@ int pages_prepare(struct page_pool *p, int n, struct error *err)
     return 0;
 }
 
+bool pages_settle(struct page_pool *p, int n)
+{
+    if (n > slots_available(&p->slots))
+        return false;
+    p->slots.total = p->slots.reserved;
+    return true;
+}
+
 int pages_ready(const struct page_pool *p)
 {
     return p->slots.n_free;

@@ -5,6 +5,7 @@
 #ifndef BEDSIDE_ENGINE_PAGES_H
 #define BEDSIDE_ENGINE_PAGES_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/error.h"
@@ -29,6 +30,10 @@ void pages_close(struct page_pool *p);
 
 /* Sees to it that n pages can be taken. -1 with err, and nothing changed, when the total or the memory does not allow it. */
 int pages_prepare(struct page_pool *p, int n, struct error *err);
+
+/* After pages_prepare(n) has failed: whether memory was short although the total allows n more. Then the total becomes what there is, so that nobody
+ * counts on the rest again. */
+bool pages_settle(struct page_pool *p, int n);
 int pages_ready(const struct page_pool *p); /* how many can be taken right now */
 
 int32_t pages_take(struct page_pool *p); /* only when one is ready; it has one user */

@@ -32,7 +32,7 @@ struct engine_options setup_engine_options(const struct config *c, int max_seque
         .kv_type = kv_type_of(c->kv_type),
         .kv_budget = (uint64_t)c->kv_memory << 20,
         .max_sequences = max_sequences,
-        .max_rows = (int)c->prefill_chunk + max_sequences,
+        .max_rows = (int)c->prefill_chunk + (max_sequences ? max_sequences : ENGINE_MOST_AUTO),
     };
 }
 

@@ -108,7 +108,7 @@ static void without_settings_the_defaults_hold(void **state)
     assert_int_equal(c.seed, -1);
     assert_false(c.no_think);
     assert_string_equal(c.prompt, "");
-    assert_true(c.max_running >= 1 && c.max_queue >= 1 && c.max_connections >= 64 && c.max_body >= 1024 && c.prefill_chunk >= 64);
+    assert_true(c.max_running == 0 && c.max_queue >= 1 && c.max_connections >= 64 && c.max_body >= 1024 && c.prefill_chunk >= 64);
     config_free(&c);
 }
 

@@ -83,7 +83,7 @@ static void options_that_cannot_be_are_refused_by_name(void **state)
     o.model_path = NULL;
     expect_no_engine(&o, "--model", "");
     o = golden_options(MOE, false);
-    o.max_sequences = 0;
+    o.max_sequences = -1;
     expect_no_engine(&o, "max-running", "1 to");
     o = golden_options(MOE, false);
     o.context = 4097;
@@ -123,6 +123,26 @@ static void memory_that_does_not_suffice_is_refused_with_the_numbers(void **stat
     assert_int_equal(engine_info(e)->pages_total, 3);
     assert_int_equal(engine_info(e)->context, 3 * GRID);
     engine_close(e);
+}
+
+static void how_many_sequences_there_may_be_follows_from_memory_when_nobody_says(void **state)
+{
+    (void)state;
+    struct engine_options o = golden_options(MOE, false);
+    struct engine *e = golden_engine_with(&o);
+    const uint64_t page = engine_info(e)->page_bytes, slot = engine_info(e)->state_bytes;
+    engine_close(e);
+    o.max_sequences = o.max_rows = 0;
+    o.context = 64;
+    static const int want[] = {1, 3, 64, 64};
+    const uint64_t budgets[] = {slot + page, 8 * 3 * slot, 8 * 64 * slot, 8 * 100 * slot};
+    for (int i = 0; i < 4; i++) {
+        o.kv_budget = budgets[i];
+        e = golden_engine_with(&o);
+        assert_int_equal(engine_info(e)->max_sequences, want[i]);
+        assert_int_equal(engine_info(e)->pages_total, (budgets[i] - (uint64_t)want[i] * slot) / page);
+        engine_close(e);
+    }
 }
 
 static void without_a_budget_memory_is_what_the_machine_has_left(void **state)
@@ -541,6 +561,7 @@ int main(void)
         cmocka_unit_test(options_that_cannot_be_are_refused_by_name),
         cmocka_unit_test(memory_that_does_not_suffice_is_refused_with_the_numbers),
         cmocka_unit_test(q8_0_kv_takes_about_half_of_f16_and_needs_heads_of_whole_blocks),
+        cmocka_unit_test(how_many_sequences_there_may_be_follows_from_memory_when_nobody_says),
         cmocka_unit_test(without_a_budget_memory_is_what_the_machine_has_left),
         cmocka_unit_test(a_refused_step_changes_no_sequence),
         cmocka_unit_test(experts_of_a_dense_model_are_refused),

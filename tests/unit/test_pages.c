@@ -85,12 +85,31 @@ static void a_backend_without_memory_changes_nothing(void **state)
     fixture_close(&f);
 }
 
+static void memory_that_is_not_there_is_not_counted_on_again(void **state)
+{
+    (void)state;
+    struct fixture f;
+    fixture_open(&f, 64);
+    assert_int_equal(pages_prepare(&f.pool, 20, NULL), 0);
+    const int there = pages_ready(&f.pool);
+    assert_int_equal(pages_prepare(&f.pool, 65, NULL), -1);
+    assert_false(pages_settle(&f.pool, 65)); /* the total, not the memory */
+    f.backend.full = true;
+    assert_int_equal(pages_prepare(&f.pool, 64, NULL), -1);
+    assert_true(pages_settle(&f.pool, 64));
+    f.backend.full = false;
+    assert_int_equal(pages_prepare(&f.pool, there + 1, NULL), -1);
+    assert_int_equal(pages_prepare(&f.pool, there, NULL), 0);
+    fixture_close(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pages_come_from_the_backend_as_they_are_needed),
         cmocka_unit_test(a_page_is_free_when_the_last_user_and_keeper_are_gone),
         cmocka_unit_test(a_backend_without_memory_changes_nothing),
+        cmocka_unit_test(memory_that_is_not_there_is_not_counted_on_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
