@@ -382,7 +382,7 @@ static bool enqueue(struct cache_disk *d, const char *ns, const char *folder, co
     const struct cache_key id = cache_vault_file_id(&d->vault, &job->head.key, state);
     job->entry = cache_index_add(&d->index, s, &id, state, find(d, s, beside, false));
     if (!job->entry) {
-        if (s->files == 0 && s->jobs == 0)
+        if (s->files == 0 && s->jobs == 0 && !s->tidying)
             cache_index_remove_space(&d->index, s);
         return false;
     }

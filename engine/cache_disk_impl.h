@@ -3,7 +3,7 @@
  *
  * One mutex guards everything but the constants. It is never held across a file operation, so that a caller on the engine thread waits for
  * nobody's disk. What somebody works on without it is marked first and stays meanwhile: a file's entry by CACHE_REMOVING and its namespace's
- * `unlinks`, a job's namespace by `writing`, a whole namespace by `deleting`, whose owner waits for the former two.
+ * `unlinks`, a job's namespace by `writing`, a whole namespace by `tidying` or `deleting`; who deletes waits for all the others.
  */
 #ifndef BEDSIDE_ENGINE_CACHE_DISK_IMPL_H
 #define BEDSIDE_ENGINE_CACHE_DISK_IMPL_H
@@ -59,8 +59,8 @@ void *cache_disk_writer(void *disk);
  * The entry's namespace is valid afterwards. False: the file is still there and counts as just used. */
 bool cache_disk_unlink(struct cache_disk *d, struct cache_entry *e);
 
-/* With the mutex held (released meanwhile): removes a namespace's queue, files and folder, and adds to `out`; s is gone afterwards. With `tidy`: only a
- * folder without pages and states. 0, or -1 with err when something is left that should not be. */
-int cache_disk_remove_space(struct cache_disk *d, struct cache_space *s, bool tidy, struct cache_removed *out, struct error *err);
+/* With the mutex held (released meanwhile): removes the folder of a namespace that has no file and no job, if others' files do not lie in it. s may be
+ * gone afterwards. Only by the writer, or before it is started. */
+void cache_disk_tidy_space(struct cache_disk *d, struct cache_space *s);
 
 #endif

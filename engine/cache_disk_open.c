@@ -131,7 +131,7 @@ done:
     if (s && s->files == 0) { /* nothing left of it */
         pthread_mutex_lock(&d->mutex);
         if (s->named || unnamed)
-            cache_disk_remove_space(d, s, true, &(struct cache_removed){0}, NULL);
+            cache_disk_tidy_space(d, s);
         else
             cache_index_remove_space(&d->index, s);
         pthread_mutex_unlock(&d->mutex);

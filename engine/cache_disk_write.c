@@ -59,8 +59,8 @@ static bool make_room(struct cache_disk *d, uint64_t need)
         if (!cache_disk_unlink(d, e))
             return false;
         d->stats.evicted++;
-        if (s->files == 0 && s->jobs == 0 && !s->deleting && s->named)
-            cache_disk_remove_space(d, s, true, &(struct cache_removed){0}, NULL);
+        if (s->named)
+            cache_disk_tidy_space(d, s);
     }
     return true;
 }
@@ -169,8 +169,7 @@ static void do_job(struct cache_disk *d)
     d->writing = NULL;
     free(job->data);
     free(job);
-    if (s->files == 0 && s->jobs == 0 && !s->deleting)
-        cache_disk_remove_space(d, s, true, &(struct cache_removed){0}, NULL);
+    cache_disk_tidy_space(d, s);
     d->busy = false;
     pthread_cond_broadcast(&d->done);
 }
@@ -304,10 +303,25 @@ static void drop_queue(struct cache_disk *d, struct cache_space *s, struct cache
     }
 }
 
-int cache_disk_remove_space(struct cache_disk *d, struct cache_space *s, bool tidy, struct cache_removed *out, struct error *err)
+void cache_disk_tidy_space(struct cache_disk *d, struct cache_space *s)
 {
-    char folder[CACHE_FOLDER_MAX];
-    memcpy(folder, s->folder, sizeof folder);
+    if (s->files || s->jobs || s->deleting || s->tidying)
+        return;
+    s->tidying = true;
+    pthread_mutex_unlock(&d->mutex);
+    remove_folder(d, s->folder, true, &(struct cache_removed){0}, NULL); /* if it cannot be removed now, the next start does it */
+    pthread_mutex_lock(&d->mutex);
+    s->tidying = false;
+    s->name_stored = false;
+    if (!s->jobs)
+        cache_index_remove_space(&d->index, s);
+    pthread_cond_broadcast(&d->done);
+}
+
+/* With the mutex held (released meanwhile): removes a namespace's queue, files and folder, and adds to `out`; s is gone afterwards. 0, or -1 with err
+ * when something is left that should not be. */
+static int remove_space(struct cache_disk *d, struct cache_space *s, struct cache_removed *out, struct error *err)
+{
     s->deleting = true; /* from here on the struct stays: nobody else removes it, and nothing is queued for it */
     s->cancelled_files = s->cancelled_bytes = 0;
     drop_queue(d, s, out);
@@ -316,7 +330,7 @@ int cache_disk_remove_space(struct cache_disk *d, struct cache_space *s, bool ti
     out->files += s->cancelled_files;
     out->bytes += s->cancelled_bytes;
     pthread_mutex_unlock(&d->mutex);
-    int result = remove_folder(d, folder, tidy, out, err);
+    int result = remove_folder(d, s->folder, false, out, err);
     pthread_mutex_lock(&d->mutex);
     for (struct cache_entry *e = d->index.oldest, *newer; e; e = newer) {
         newer = e->newer;
@@ -341,13 +355,13 @@ int cache_disk_delete(struct cache_disk *d, const char *ns, struct cache_removed
             cache_vault_folder(&d->vault, ns, false, folder);
         pthread_mutex_lock(&d->mutex);
         struct cache_space *s;
-        while ((s = cache_index_space(&d->index, folder)) && s->deleting)
+        while ((s = cache_index_space(&d->index, folder)) && (s->deleting || s->tidying))
             pthread_cond_wait(&d->done, &d->mutex);
         if (!s) /* its folder may still hold what could not be indexed */
             s = cache_index_add_space(&d->index, folder);
         if (!s)
             result = error_set(err, "out of memory");
-        else if (cache_disk_remove_space(d, s, false, out, err) < 0)
+        else if (remove_space(d, s, out, err) < 0)
             result = -1;
         pthread_mutex_unlock(&d->mutex);
     }

@@ -17,6 +17,7 @@ struct cache_space { /* a namespace */
     bool named;            /* the name is known (not of a folder that another key file wrote) */
     bool name_stored;      /* the folder holds its name file, or needs none */
     bool deleting;         /* nothing may be queued or read; whoever wants it waits until this ends */
+    bool tidying;          /* its empty folder is being removed; what is queued meanwhile makes it again */
     uint64_t files, bytes; /* stored */
     uint64_t hits;
     int64_t last_used;                         /* Unix seconds */

@@ -294,4 +294,10 @@ static inline int captured_lines(struct captured c, const char *text)
     return n;
 }
 
+/* Ends the capture, which must hold no line. */
+static inline void captured_nothing(struct captured c)
+{
+    captured_lines(c, "(no line at all)");
+}
+
 #endif

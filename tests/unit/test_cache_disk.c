@@ -400,7 +400,7 @@ static void another_key_file_finds_nothing_removes_nothing_and_says_so_once(void
     d = open_with(&f->options, 1);
     assert_int_equal(read_text(d, &t), 3);
     assert_int_equal(read_text(d, &u), 2);
-    assert_int_equal(captured_lines(log, NULL), 0);
+    captured_nothing(log);
     cache_disk_close(d);
 }
 
@@ -534,7 +534,7 @@ static void other_peoples_files_are_left_alone(void **state)
     struct captured log = capture_log();
     d = open_with(&f->options, 1);
     assert_int_equal(read_text(d, &t), 2);
-    assert_int_equal(captured_lines(log, NULL), 0);
+    captured_nothing(log);
     struct cache_removed removed;
     assert_int_equal(cache_disk_delete(d, "p", &removed, NULL), 0);
     assert_int_equal(removed.files, 3);
@@ -1052,7 +1052,7 @@ static void the_list_tells_names_sizes_hits_and_ages(void **state)
     assert_int_equal(j->files, 4);
     assert_int_equal(i->hits, 0);
     assert_int_equal(j->hits, 2);
-    assert_true(i->last_used <= time(NULL) && i->last_used >= time(NULL) - 100);
+    assert_true(i->last_used <= time(NULL) + 1 && /* time() may lag by a tick */ i->last_used >= time(NULL) - 100);
     cache_disk_close(d);
 }
 
