@@ -149,16 +149,28 @@ static enum MHD_Result send_error(struct request *r, const struct api_error *err
 
 /* ---- who may come in ---- */
 
-/* Counts a header, for those that must not come twice. */
+/* Counts a header, for those that must not come twice, and looks at how it is written. */
 struct header_count {
     int content_length, transfer_encoding, host, cache_namespace;
+    bool malformed; /* a control character anywhere, or a space in a name, as in "Content-Length : 5": others may read another header there */
 };
 
-static enum MHD_Result count_header(void *cls, enum MHD_ValueKind kind, const char *key, const char *value)
+/* Whether no byte is a control character, nor, in a name, a blank. */
+static bool is_header_text(const char *text, size_t len, bool name)
+{
+    for (size_t i = 0; i < len; i++) {
+        const unsigned char c = (unsigned char)text[i];
+        if (c == ' ' || c == '\t' ? name : c < 0x20 || c == 0x7F)
+            return false;
+    }
+    return true;
+}
+
+static enum MHD_Result count_header(void *cls, enum MHD_ValueKind kind, const char *key, size_t key_len, const char *value, size_t value_len)
 {
     struct header_count *n = cls;
     (void)kind;
-    (void)value;
+    n->malformed = n->malformed || !is_header_text(key, key_len, true) || (value && !is_header_text(value, value_len, false));
     n->content_length += strcasecmp(key, "Content-Length") == 0;
     n->transfer_encoding += strcasecmp(key, "Transfer-Encoding") == 0;
     n->host += strcasecmp(key, "Host") == 0;
@@ -181,9 +193,11 @@ static int check_body_headers(struct request *r)
         return api_error_set(err, 415, NULL, NULL, "the body must be JSON: send Content-Type: application/json");
     if (encoding && strcasecmp(encoding, "identity") != 0)
         return api_error_set(err, 415, NULL, NULL, "a compressed body is not read: send it without Content-Encoding");
-    const unsigned long long max = (unsigned long long)r->server->config->max_body * 1024;
-    if (length && strtoull(length, NULL, 10) > max)
+    const unsigned long long max = (unsigned long long)r->server->config->max_body * 1024, n = length ? strtoull(length, NULL, 10) : 0;
+    if (n > max) {
+        r->close = n > DISCARD_LIMIT; /* too long to be heard out: told at once */
         return api_error_set(err, 413, NULL, NULL, "the body has %s bytes; at most %llu are taken (--max-body)", length, max);
+    }
     return 0;
 }
 
@@ -226,14 +240,23 @@ static int check_request(struct request *r)
 {
     struct http_server *h = r->server;
     struct api_error *err = &r->error;
-    const char *host = header(r, "Host"), *origin = header(r, "Origin");
+    const char *host = header(r, "Host"), *origin = header(r, "Origin"), *transfer = header(r, "Transfer-Encoding");
 
-    /* Two lengths for one body are how requests are smuggled past a proxy, and older libmicrohttpd lets them through. */
+    /* Two lengths for one body, or a length that only one side sees, are how requests are smuggled past a proxy, and older libmicrohttpd lets them
+     * through. */
     struct header_count count = {0};
-    MHD_get_connection_values(r->connection, MHD_HEADER_KIND, count_header, &count);
+    MHD_get_connection_values_n(r->connection, MHD_HEADER_KIND, count_header, &count);
+    if (count.malformed) {
+        r->close = true;
+        return api_error_set(err, 400, NULL, NULL, "a header has a space in its name, or a control character");
+    }
     if (count.content_length > 1 || count.transfer_encoding > 1 || count.host > 1 || (count.content_length && count.transfer_encoding)) {
         r->close = true;
         return api_error_set(err, 400, NULL, NULL, "Content-Length, Transfer-Encoding or Host is given twice, or both of the first two are");
+    }
+    if (transfer && strcasecmp(transfer, "chunked") != 0) {
+        r->close = true;
+        return api_error_set(err, 501, NULL, NULL, "of transfer encodings only \"chunked\" is read: send the body with Content-Length");
     }
     if (atomic_load(&h->n_connections) > h->config->max_connections) {
         r->close = true;

@@ -106,7 +106,7 @@ test('another model is a 404 that names the one served', async () => {
 });
 
 test('an unknown path is a 404 that lists the known ones', async () => {
-    for (const path of ['/v1', '/v1/chat', '/v1/chat/completions/', '/v1/models/', '/metrics', '//']) {
+    for (const path of ['/v1', '/v1/chat', '/v1/chat/completions/', '/v1/models/', '/v1/cache/', '/metrics/', '//']) {
         const error = await refusal(await server.get(path), 404);
         assert.match(error.message, /\/v1\/chat\/completions/);
     }
@@ -173,6 +173,35 @@ test('two lengths for one body are a 400, and the connection is closed', async (
         await c.has(/^HTTP\/1\.1 400/);
         await c.end();
     }
+});
+
+test('a header that others may read in another way is refused, and what follows it is never a request', async () => {
+    const inner = 'DELETE /v1/cache/x HTTP/1.1\r\nHost: localhost\r\n\r\n';
+    for (const line of [`Content-Length : ${inner.length}`, `Content-Length\t: ${inner.length}`, `X\x01Y: 1\r\nContent-Length: ${inner.length}`,
+        `X: a\x7Fb\r\nContent-Length: ${inner.length}`, `X: a\rb\r\nContent-Length: ${inner.length}`]) {
+        const c = await server.connect();
+        c.send(`POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n${line}\r\n\r\n${inner}`);
+        await c.end();
+        assert.match(c.text, /^HTTP\/1\.1 400/, JSON.stringify(line));
+        assert.doesNotMatch(c.text, /cache\.deleted/, JSON.stringify(line));
+    }
+});
+
+test('a transfer encoding other than chunked is a 501 at once, not a wait for the end of the connection', async () => {
+    for (const encoding of ['gzip, chunked', 'identity', 'xchunked', 'chunked, chunked']) {
+        const c = await server.connect();
+        c.send(`POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: ${encoding}\r\n\r\n`);
+        await c.end(10000);
+        assert.match(c.text, /^HTTP\/1\.1 501/, encoding);
+    }
+});
+
+test('a body declared too long to be heard out is a 413 at once, before it is sent', async () => {
+    const c = await server.connect();
+    c.send('POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9223372036854775808\r\n\r\n');
+    await c.end(10000);
+    assert.match(c.text, /^HTTP\/1\.1 413/);
+    assert.match(c.text, /max-body/);
 });
 
 test('header lines without end do not fill the memory', async () => {
