@@ -134,16 +134,35 @@ test('a full queue is a 429 with Retry-After, before any stream header, and late
 });
 
 test('requests wait for KV memory too, and get it when others end', async () => {
-    // Eight states take 12 MiB, a whole context 32 MiB: room for two.
-    const tight = await Server.start(['--context', '32768', '--kv-memory', '80', '--max-running', '8']);
-    const whole = endless({ max_tokens: undefined });
-    const running = [await writing(whole, tight), await writing(whole, tight)];
-    const third = await tight.connect();
-    third.post({ ...golden('hello').request, max_tokens: undefined, stream: true });
-    await tight.counts(2, 1);
-    running[0].leave();
-    await third.has('data: [DONE]\n\n');
-    for (const c of [...running, third]) c.leave();
+    // Four states take 6 MiB; 5 MiB are for text, that is 5120 tokens.
+    const tight = await Server.start(['--context', '4096', '--kv-memory', '11', '--max-running', '4', '--cache-memory', '0']);
+    const first = await writing({ messages: [{ role: 'user', content: longText(3000) }], max_tokens: 500 }, tight);
+    const second = await tight.connect();
+    second.post({ ...golden('hello').request, messages: [{ role: 'user', content: longText(3000) }], max_tokens: 1, stream: true });
+    await tight.counts(1, 1);
+    first.leave();
+    await second.has('data: [DONE]\n\n');
+    second.leave();
+    await tight.stop();
+});
+
+test('an answer that gives its memory to an older one goes on later, with the same text as alone', async () => {
+    // Two states take 3 MiB; a little less than 1 MiB is for text: 960 tokens, of which each answer wants 660.
+    const tight = await Server.start(['--context', '960', '--kv-memory', '4', '--max-running', '2']);
+    const request = (seed) => endless({ seed, max_tokens: 650 });
+    const whole = async (c) => {
+        await c.has('data: [DONE]\n\n', 300000);
+        c.leave();
+        return contentOf(events(c.text));
+    };
+    const alone = await tight.connect();
+    alone.post(request(2));
+    const expected = await whole(alone);
+    const older = await writing({ seed: 1, max_tokens: 650 }, tight);
+    const younger = await writing({ seed: 2, max_tokens: 650 }, tight);
+    await until('the younger one is paused', async () => (await tight.health()).queued === 1);
+    await whole(older);
+    assert.equal(await whole(younger), expected);
     await tight.stop();
 });
 
