@@ -92,7 +92,7 @@ load: deps
 	BEDSIDE=$(BUILD)/bedside node tests/load/load.mjs $(LOAD_SECONDS)
 
 clang:
-	@$(MAKE) --no-print-directory BUILD=build-clang CC=clang all tests
+	@$(MAKE) --no-print-directory BUILD=build-clang CC=clang all tests bench
 
 check:
 	tools/check.sh

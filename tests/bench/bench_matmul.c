@@ -170,7 +170,7 @@ int main(int argc, char **argv)
             break;
         }
         printf("%d thread%s: memory is read at %.2f GB/s\n", pool_threads(b.pool), all ? "s" : "", read_speed(&b, limit));
-        for (int isa = isa_best(); isa >= ISA_PLAIN && rc == 0; isa--) {
+        for (int isa = (int)isa_best(); isa >= ISA_PLAIN && rc == 0; isa--) {
             b.isa = (enum isa)isa;
             if (argc > 2 && strcmp(argv[2], isa_name(b.isa)) != 0)
                 continue;
