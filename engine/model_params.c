@@ -289,6 +289,25 @@ static void read_delta(struct reader *r, struct backend_shape *s)
              (int64_t)s->delta_v_heads * s->delta_dim);
 }
 
+/* Keys that other converters write, which change the mathematics where they are false; an absent one is true. */
+static void check_flags(struct reader *r)
+{
+    static const struct {
+        const char *name, *why;
+    } flags[] = {
+        {"ssm.v_head_reordered", "the value heads of the DeltaNet layers are in another order than this program reads"},
+        {"norm_top_k_prob", "weights of experts that do not add up to 1 are not supported"},
+    };
+    for (size_t i = 0; i < sizeof flags / sizeof flags[0] && !r->failed; i++) {
+        struct key k = key_of(r, flags[i].name);
+        bool value = true;
+        if (gguf_get_bool(r->g, k.text, &value, r->err) < 0)
+            r->failed = true;
+        else if (!value)
+            fail(r, "%s is false: %s; convert the model again", k.text, flags[i].why);
+    }
+}
+
 /* Which layers are DeltaNet, from the array or else the interval, and their numbers among their kind. */
 static void read_layer_kinds(struct reader *r, struct model *m, int blocks)
 {
@@ -376,6 +395,7 @@ int model_params(struct model *m, struct error *err)
         read_delta(&r, &m->shape);
     read_layer_kinds(&r, m, blocks);
     read_ffn(&r, m);
+    check_flags(&r);
     read_vocabulary(&r, &m->shape);
 
     m->sampling.temperature = read_sampling(r.g, "general.sampling.temp");

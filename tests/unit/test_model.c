@@ -166,7 +166,7 @@ static void a_file_with_only_the_draft_block_is_refused_as_such(void **state)
     (void)state;
     struct image *im = image_open(MOE);
     for (int i = 0; i < 8; i++) {
-        char prefix[16];
+        char prefix[20];
         snprintf(prefix, sizeof prefix, "blk.%d.", i);
         image_drop_tensors(im, prefix);
     }
@@ -336,6 +336,22 @@ static void rope_sections_of_three_are_taken_and_wrong_sums_are_not(void **state
     u32_refused(MOE, key, 8, "array");
 }
 
+static void flags_of_other_converters_are_true_or_the_file_is_refused(void **state)
+{
+    (void)state;
+    static const char *const keys[] = {"qwen35moe.ssm.v_head_reordered", "qwen35moe.norm_top_k_prob"};
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        struct image *im = image_open(MOE);
+        image_add_bytes(image_key(im, keys[i], GGUF_BOOL), "\1", 1);
+        expect_taken(im);
+        im = image_open(MOE);
+        image_add_bytes(image_key(im, keys[i], GGUF_BOOL), "\0", 1);
+        expect_refused(im, keys[i], "false");
+        u32_refused(MOE, keys[i], 0, "false");
+        u32_refused(MOE, keys[i], 2, "bool");
+    }
+}
+
 static void kv_heads_may_stand_in_an_array_and_the_largest_counts(void **state)
 {
     (void)state;
@@ -486,6 +502,7 @@ int main(void)
         cmocka_unit_test(numbers_must_make_sense),
         cmocka_unit_test(only_unscaled_rope_is_served),
         cmocka_unit_test(rope_sections_of_three_are_taken_and_wrong_sums_are_not),
+        cmocka_unit_test(flags_of_other_converters_are_true_or_the_file_is_refused),
         cmocka_unit_test(kv_heads_may_stand_in_an_array_and_the_largest_counts),
         cmocka_unit_test(an_array_of_layer_kinds_replaces_the_interval),
         {"every_tensor_is_required_with_its_exact_shape: MoE", every_tensor_is_required_with_its_exact_shape, NULL, NULL, moe},
