@@ -6,113 +6,112 @@
 
 enum { TURN_SHARE = 4 }; /* one in so many rows goes to whoever has waited longest */
 
-static const double MARGIN = 0.8; /* of the gap is aimed for: steps vary */
+/* The part of the gap that steps are made for. Each that took longer lowers it, each that did not raises it a little: it settles where about one in
+ * twenty does (0.9 * 1.005^20 is about 1). How much steps vary depends on the machine and on what else it does. */
+static const double AIM_FIRST = 0.8, AIM_MOST = 0.85, AIM_LEAST = 0.25, AIM_LOWER = 0.9, AIM_RAISE = 1.005;
+
+static const double KEEP = 0.85;  /* how much of its weight a step keeps when the next one is seen */
+static const double PRIOR = 0.05; /* weight of the belief that no rows add no time, while all steps have the same size */
+static const double LEAST = 0.25; /* of the time per row seen: a further row takes that much at least, until larger steps say less */
 
 void step_budget_init(struct step_budget *b, int chunk, int max_gap_ms)
 {
-    *b = (struct step_budget){.chunk = chunk, .aim_ns = (double)max_gap_ms * 1e6 * MARGIN};
+    *b = (struct step_budget){.chunk = chunk, .gap_ns = (double)max_gap_ms * 1e6, .aim = AIM_FIRST};
 }
 
 /* ---- learning ---- */
 
-static int size_class(int rows)
+/* A value out of all proportion counts as three times what was expected: if it was an accident it is soon forgotten, and if it was none the next ones say
+ * so too. */
+static double tame(double value, double expected)
 {
-    int i = 0;
-    for (int most = STEP_UNIT; most < rows && i < STEP_SIZES - 1; most *= 2)
-        i++;
-    return i;
+    return expected > 0 && value > 3 * expected ? 3 * expected : value;
 }
 
-/* Moves the mean halfway to a new value. One that is out of all proportion counts as twice the mean: if it was an accident it is soon forgotten, and
- * if it was none the next ones say so too. */
-static void update(struct step_cost *c, double rows, double ns)
+static double mean(double old, double value)
 {
-    if (c->rows == 0) {
-        *c = (struct step_cost){rows, ns};
-        return;
-    }
-    const double usual = c->ns * rows / c->rows;
-    c->ns = (c->ns + (usual > 0 && ns > 2 * usual ? 2 * usual : ns)) / 2;
-    c->rows = (c->rows + rows) / 2;
+    return old > 0 ? (old + tame(value, old)) / 2 : value;
 }
 
 /* The time of n decode rows without prompts: in proportion where there were fewer, and no less than seen where there were more, since most of it may be
  * the reading of weights. */
 static double decode_ns(const struct step_budget *b, int n)
 {
-    const struct step_cost *c = &b->decode;
-    if (n == 0)
-        return 0;
-    if (c->rows == 0) /* as prompt rows would take, or nothing is known */
-        return b->sizes[0].rows > 0 ? b->sizes[0].ns * n / b->sizes[0].rows : 0;
-    return (double)n > c->rows ? c->ns * n / c->rows : c->ns;
+    return n > b->decode_rows && b->decode_rows > 0 ? b->decode_ns * n / b->decode_rows : b->decode_ns;
+}
+
+/* The line through the weighted steps, by least squares. */
+static void fit(struct step_budget *b)
+{
+    const double n = b->weight + PRIOR, spread = b->xx - b->x * b->x / n;
+    const double rate = b->y / b->x;
+    double slope = spread > 0 ? (b->xy - b->x * b->y / n) / spread : rate;
+    slope = slope > rate ? rate : slope < LEAST * rate ? LEAST * rate : slope;
+    b->per_row = slope;
+    b->fixed = (b->y - slope * b->x) / b->weight;
+}
+
+static void learn_aim(struct step_budget *b, double ns)
+{
+    const double aim = b->aim * (ns > b->gap_ns ? AIM_LOWER : AIM_RAISE);
+    b->aim = aim < AIM_LEAST ? AIM_LEAST : aim > AIM_MOST ? AIM_MOST : aim;
+}
+
+static void learn_added(struct step_budget *b, double rows, double ns)
+{
+    if (b->weight > 0) {
+        const double expected = b->fixed + b->per_row * rows, pace = mean(1, ns / expected);
+        ns = tame(ns, expected);
+        b->y *= pace;
+        b->xy *= pace;
+    }
+    b->weight = b->weight * KEEP + 1;
+    b->x = b->x * KEEP + rows;
+    b->y = b->y * KEEP + ns;
+    b->xx = b->xx * KEEP + rows * rows;
+    b->xy = b->xy * KEEP + rows * ns;
+    b->largest = b->largest * KEEP > rows ? b->largest * KEEP : rows;
+    fit(b);
 }
 
 void step_budget_learn(struct step_budget *b, int decode_rows, int prompt_rows, uint64_t ns)
 {
     const double total = (double)ns;
     if (prompt_rows == 0) {
-        update(&b->decode, decode_rows, total);
+        if (b->decode_rows == 0) /* it was counted as the prompts' so far */
+            b->weight = b->x = b->y = b->xx = b->xy = b->largest = 0;
+        b->decode_ns = mean(b->decode_ns, total);
+        b->decode_rows = mean(b->decode_rows, decode_rows);
         return;
     }
-    if (prompt_rows < STEP_UNIT) /* a remainder: says little about a row */
+    /* Prompts alone say little: their steps are larger than what is to be decided on. So do remainders of prompts. */
+    if (decode_rows == 0 || prompt_rows < STEP_UNIT)
         return;
+    if (prompt_rows > STEP_UNIT) /* what takes long without being large is not helped by aiming lower */
+        learn_aim(b, total);
     double decode = decode_ns(b, decode_rows);
     if (decode > total) { /* the part cannot take longer than the whole: it has become faster */
-        if (b->decode.rows > 0)
-            b->decode = (struct step_cost){decode_rows, total};
-        decode = total;
+        b->decode_ns = decode = total;
+        b->decode_rows = decode_rows;
     }
-    double added = total - decode;
-    if (added < total / 16)
-        added = total / 16;
-    struct step_cost *c = &b->sizes[size_class(prompt_rows)];
-    const double before = c->rows > 0 ? c->ns / c->rows : 0;
-    update(c, prompt_rows, added);
-    if (before == 0)
-        return;
-    /* A row has become dearer or cheaper (a longer context, a busier machine): so it has in the other sizes, until they are seen again. */
-    const double change = c->ns / c->rows / before;
-    for (int i = 0; i < STEP_SIZES; i++)
-        if (&b->sizes[i] != c)
-            b->sizes[i].ns *= change;
-}
-
-/* What `rows` of prompt add: along the line between the sizes known on both sides; beyond the largest, in proportion to it, which is no less than
- * it can be since larger parts take less per row. */
-static double added_ns(const struct step_budget *b, int rows)
-{
-    struct step_cost below = {0, 0};
-    for (int i = 0; i < STEP_SIZES; i++) {
-        const struct step_cost *c = &b->sizes[i];
-        if (c->rows == 0)
-            continue;
-        if (c->rows >= rows)
-            return below.ns + (c->ns - below.ns) * (rows - below.rows) / (c->rows - below.rows);
-        below = *c;
-    }
-    return below.rows > 0 ? below.ns * rows / below.rows : 0;
+    const double added = total - decode;
+    learn_added(b, prompt_rows, added > total / 16 ? added : total / 16);
 }
 
 int step_budget_rows(const struct step_budget *b, int decode_rows, uint64_t spent_ns)
 {
     if (decode_rows == 0 || b->chunk <= STEP_UNIT)
         return b->chunk;
-    const double room = b->aim_ns - (double)spent_ns - decode_ns(b, decode_rows);
-    int best = STEP_UNIT;
-    if (b->sizes[0].rows == 0)
-        return best;
-    for (int i = 0; i < STEP_SIZES; i++) {
-        /* From a known size up to its double, in units, as long as there is time. */
-        if (b->sizes[i].rows == 0)
-            continue;
-        const int most = b->sizes[i].rows * 2 < b->chunk ? (int)(b->sizes[i].rows * 2) : b->chunk;
-        if (b->sizes[i].rows > best * 2)
-            break;
-        while (best + STEP_UNIT <= most && added_ns(b, best + STEP_UNIT) <= room)
-            best += STEP_UNIT;
-    }
-    return best;
+    if (b->weight == 0)
+        return STEP_UNIT;
+    const double room = b->gap_ns * b->aim - (double)spent_ns - decode_ns(b, decode_rows);
+    double rows = (room - b->fixed) / b->per_row;
+    if (rows > 2 * b->largest)
+        rows = 2 * b->largest;
+    if (rows > b->chunk)
+        rows = b->chunk;
+    const int units = rows < STEP_UNIT ? 1 : (int)(rows / STEP_UNIT);
+    return units * STEP_UNIT;
 }
 
 /* ---- sharing ---- */

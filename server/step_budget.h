@@ -2,28 +2,30 @@
  *
  * While nobody is being written to, a step reads `chunk` prompt tokens. Otherwise every row of prompt delays the next token of every answer, so
  * the budget keeps the step's predicted time below the aim. The prediction is learned from the steps themselves: how long those with decode rows
- * alone take, and how much longer they took with prompt rows, by size. */
+ * alone take, and how much longer they took with prompt rows beside them. */
 #ifndef BEDSIDE_SERVER_STEP_BUDGET_H
 #define BEDSIDE_SERVER_STEP_BUDGET_H
 
 #include <stdint.h>
 
 enum {
-    STEP_UNIT = 16,  /* rows: the least a prompt gets from a step that has room for one, so that it always progresses */
-    STEP_SIZES = 16, /* sizes of prompt parts told apart: up to STEP_UNIT rows, up to twice that, ... */
-};
-
-/* What a part of a step costs, as a running mean. */
-struct step_cost {
-    double rows, ns; /* rows 0: not seen yet */
+    STEP_UNIT = 16, /* rows: the least that the prompts get from a step that has room for one, so that they always progress */
 };
 
 struct step_budget {
     int chunk;
-    double aim_ns;                      /* for a whole step */
-    struct step_cost decode;            /* of steps with nothing else */
-    struct step_cost sizes[STEP_SIZES]; /* what prompt rows add, in classes of rows */
-    int credit;                         /* rows of turns saved up by step_shares */
+    double gap_ns; /* what steps should keep to, */
+    double aim;    /* and the part of it that they are made for: so that at most one in twenty takes longer than the gap */
+
+    double decode_rows, decode_ns; /* of steps with nothing else, running means; rows 0: none seen yet */
+
+    /* What prompt rows add to a step with decode rows: fixed + per_row * rows. The line is fitted to the steps seen, of which older ones count less and
+     * less; and all of them are scaled by how the last one compares with the line, so that a change of pace is noticed at once. */
+    double weight, x, y, xx, xy; /* sums over the steps */
+    double fixed, per_row;
+    double largest; /* rows that were tried, fading */
+
+    int credit; /* quarters of rows saved up for turns, by step_shares */
 };
 
 /* chunk >= 1 rows; max_gap_ms: how long a token of a running answer may keep its reader waiting. */
