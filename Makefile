@@ -30,7 +30,7 @@ all: $(BUILD)/bedside
 
 run: deps
 	@$(MAKE) --no-print-directory all
-	$(BUILD)/bedside serve --model $(MODEL)
+	$(BUILD)/bedside serve --model "$(MODEL)"
 
 test: deps
 	@$(MAKE) --no-print-directory all tests

@@ -128,6 +128,12 @@ writing_to_a_full_disk_is_an_error() {
         ! "$program" tokenize --model $model hello >/dev/full 2>"$scratch/err" && err_has "No space left"
 }
 
+make_run_takes_a_file_whose_name_has_spaces() {
+    printf 'no model' >"$scratch/a b.gguf"
+    make --no-print-directory -s -o deps run BUILD="$scratch" MODEL="$scratch/a b.gguf" -n >"$scratch/out" 2>&1
+    out_has "--model \"$scratch/a b.gguf\""
+}
+
 promise without_a_command_the_help_is_shown_as_an_error
 promise help_goes_to_standard_output
 promise the_readme_table_is_printed
@@ -144,5 +150,6 @@ promise tokenize_normalises_unless_told_not_to
 promise tokenize_says_what_it_misses
 promise a_kv_type_decides_how_much_context_fits
 promise writing_to_a_full_disk_is_an_error
+promise make_run_takes_a_file_whose_name_has_spaces
 echo "1..$number"
 [ "$failures" -eq 0 ]
