@@ -512,8 +512,14 @@ static bool is_loopback(const char *host)
 {
     struct in_addr v4;
     struct in6_addr v6;
+    char bare[INET6_ADDRSTRLEN];
+    const size_t len = strlen(host);
     if (strcmp(host, "localhost") == 0)
         return true;
+    if (len > 2 && len < sizeof bare && host[0] == '[' && host[len - 1] == ']') { /* as a URL has it */
+        snprintf(bare, sizeof bare, "%.*s", (int)len - 2, host + 1);
+        return inet_pton(AF_INET6, bare, &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6);
+    }
     if (inet_pton(AF_INET, host, &v4) == 1)
         return ntohl(v4.s_addr) >> 24 == 127;
     if (inet_pton(AF_INET6, host, &v6) == 1)

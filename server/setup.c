@@ -43,7 +43,7 @@ int setup_cache(const struct config *c, struct engine_options *options, struct c
     options->share_system = c->share_system;
     options->cache_memory = c->cache_memory >= 0 ? (uint64_t)c->cache_memory << 20 : eighth < most ? eighth : most;
     if (!c->cache_dir[0])
-        return 0;
+        return c->cache_key[0] ? error_set(err, "--cache-key encrypts what lies in --cache-dir: name that folder too, or leave the key out") : 0;
     if (options->cache_memory == 0)
         return error_set(err, "--cache-dir needs a cache in memory: --cache-memory must not be 0");
     const struct cache_disk_options d = {

@@ -128,6 +128,10 @@ writing_to_a_full_disk_is_an_error() {
         ! "$program" tokenize --model $model hello >/dev/full 2>"$scratch/err" && err_has "No space left"
 }
 
+a_key_for_a_cache_that_is_not_on_disk_is_refused() {
+    run 1 serve --model tests/demo-model/demo-q8_0.gguf --port 0 --cache-key /dev/null && err_has "--cache-dir"
+}
+
 make_run_takes_a_file_whose_name_has_spaces() {
     printf 'no model' >"$scratch/a b.gguf"
     make --no-print-directory -s -o deps run BUILD="$scratch" MODEL="$scratch/a b.gguf" -n >"$scratch/out" 2>&1
@@ -150,6 +154,7 @@ promise tokenize_normalises_unless_told_not_to
 promise tokenize_says_what_it_misses
 promise a_kv_type_decides_how_much_context_fits
 promise writing_to_a_full_disk_is_an_error
+promise a_key_for_a_cache_that_is_not_on_disk_is_refused
 promise make_run_takes_a_file_whose_name_has_spaces
 echo "1..$number"
 [ "$failures" -eq 0 ]

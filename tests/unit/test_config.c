@@ -252,7 +252,7 @@ static void the_ends_of_a_range_and_auto_are_accepted(void **state)
 static void a_host_that_others_reach_needs_a_key(void **state)
 {
     (void)state;
-    static char *const open[] = {"0.0.0.0", "192.168.1.5", "::", "example.org", "127.0.0.1.example.org", "128.0.0.1", "::ffff:10.0.0.1"};
+    static char *const open[] = {"0.0.0.0", "192.168.1.5", "::", "example.org", "127.0.0.1.example.org", "128.0.0.1", "::ffff:10.0.0.1", "[::]", "[::1", "[]"};
     for (size_t i = 0; i < sizeof open / sizeof open[0]; i++) {
         refuse(LOAD("--host", open[i]), "an API key is needed");
         assert_non_null(strstr(err.text, open[i]));
@@ -260,7 +260,7 @@ static void a_host_that_others_reach_needs_a_key(void **state)
         assert_string_equal(c.api_key, "secret-key");
         config_free(&c);
     }
-    static char *const local[] = {"127.0.0.1", "127.8.9.10", "localhost", "::1"};
+    static char *const local[] = {"127.0.0.1", "127.8.9.10", "localhost", "::1", "[::1]"};
     for (size_t i = 0; i < sizeof local / sizeof local[0]; i++) {
         assert_int_equal(LOAD("--host", local[i]), 0);
         config_free(&c);
