@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -69,6 +70,20 @@ static _Noreturn void stop_at_once(int signal_number)
 {
     log_warn("%s: stopped at once", signal_number == SIGINT ? "SIGINT" : "SIGTERM");
     _exit(128 + signal_number);
+}
+
+/* A connection takes two descriptors, its socket and its outbox, and systems often allow a program 1024 unless it asks for more. */
+static void allow_connections(const struct config *c)
+{
+    enum { OTHERS = 128 }; /* descriptors for everything else, and for connections that are only told to come later */
+    const rlim_t need = 2 * (rlim_t)c->max_connections + OTHERS;
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur >= need)
+        return;
+    limit.rlim_cur = limit.rlim_max < need ? limit.rlim_max : need;
+    if (setrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur < need)
+        log_warn("--max-connections %lld may take %llu open files, more than this program may have: raise the limit (ulimit -n) or lower the setting",
+                 (long long)c->max_connections, (unsigned long long)need);
 }
 
 /* ---- loading ---- */
@@ -192,6 +207,7 @@ static int serve(const struct config *c, int signal_fd, struct error *err)
     struct chat_service service;
     bool have_service = false;
 
+    allow_connections(c);
     if (http_listen(&listener, c->host, (int)c->port, err))
         return -1;
     if (!listener.loopback && !c->api_key[0]) {

@@ -132,6 +132,25 @@ a_key_for_a_cache_that_is_not_on_disk_is_refused() {
     run 1 serve --model tests/demo-model/demo-q8_0.gguf --port 0 --cache-key /dev/null && err_has "--cache-dir"
 }
 
+# serve_limited HARD SOFT N: serves N connections under limits of open files until it listens; its own limit is in $scratch/limit.
+serve_limited() {
+    (ulimit -S -n "$2" && ulimit -H -n "$1" && exec "$program" serve --model tests/demo-model/demo-q8_0.gguf --port 0 --kv-memory 64 --max-connections "$3") \
+        >"$scratch/out" 2>"$scratch/err" </dev/null &
+    pid=$!
+    for _ in $(seq 300); do
+        grep -q '^listening' "$scratch/out" && break
+        sleep 0.1
+    done
+    sed -n 's/^Max open files *\([0-9]*\).*/\1/p' "/proc/$pid/limits" >"$scratch/limit"
+    kill "$pid"
+    wait "$pid"
+}
+
+the_usual_limit_of_open_files_does_not_limit_connections() {
+    serve_limited 1000 100 300 && [ "$(cat "$scratch/limit")" -gt 600 ] && ! grep -q max-connections "$scratch/err" &&
+        serve_limited 200 100 300 && [ "$(cat "$scratch/limit")" -eq 200 ] && err_has "--max-connections 300"
+}
+
 make_run_takes_a_file_whose_name_has_spaces() {
     printf 'no model' >"$scratch/a b.gguf"
     make --no-print-directory -s -o deps run BUILD="$scratch" MODEL="$scratch/a b.gguf" -n >"$scratch/out" 2>&1
@@ -155,6 +174,7 @@ promise tokenize_says_what_it_misses
 promise a_kv_type_decides_how_much_context_fits
 promise writing_to_a_full_disk_is_an_error
 promise a_key_for_a_cache_that_is_not_on_disk_is_refused
+promise the_usual_limit_of_open_files_does_not_limit_connections
 promise make_run_takes_a_file_whose_name_has_spaces
 echo "1..$number"
 [ "$failures" -eq 0 ]
