@@ -170,6 +170,8 @@ static void print_ready(const struct http_listener *listener, const struct chat_
 
 /* ---- serving ---- */
 
+static const uint64_t FAREWELL_NS = 1000000000; /* for the messages that answers are cut off to reach their clients */
+
 /* Runs until a signal, then lets answers finish. Returns the exit status. */
 static int serve_until_signal(struct http_server *http, struct scheduler *scheduler, const struct config *c, int signal_fd)
 {
@@ -182,12 +184,18 @@ static int serve_until_signal(struct http_server *http, struct scheduler *schedu
              (long long)c->drain_timeout);
     http_set_draining(http);
     scheduler_drain(scheduler);
-    const uint64_t deadline = clock_ns() + (uint64_t)c->drain_timeout * 1000000000u;
+    uint64_t deadline = clock_ns() + (uint64_t)c->drain_timeout * 1000000000u;
+    bool cut = false;
     while (http_active(http) > 0) {
         const uint64_t now = clock_ns();
         if (now >= deadline) {
+            if (cut) /* they do not read, or a step takes long: their connections are closed without more ado */
+                break;
             log_warn("%d answers did not finish within --drain-timeout and are cut off", http_active(http));
-            break;
+            cut = true;
+            deadline = now + FAREWELL_NS;
+            scheduler_cut(scheduler);
+            continue;
         }
         signal_number = wait_signal(signal_fd, http_idle_fd(http), (int)((deadline - now) / 1000000u) + 1);
         if (signal_number > 0)

@@ -237,17 +237,17 @@ static void on_wake(uv_async_t *handle)
         return;
     pthread_mutex_lock(&s->lock);
     list_append(&s->queue, &s->inbox);
-    const bool stop = s->stopping, refuse = s->draining || stop;
+    const bool stop = s->stopping, cut = s->cut || stop, refuse = s->draining || cut;
     pthread_mutex_unlock(&s->lock);
 
-    schedule_sweep_queue(s, refuse, stop);
+    schedule_sweep_queue(s, refuse, cut);
     if (s->busy && atomic_exchange(&s->step_done, false)) {
         s->busy = false;
         schedule_collect(s);
     }
     if (!s->busy) {
         struct work_call *calls = take_calls(s, stop);
-        if (schedule_next(s, stop, calls)) {
+        if (schedule_next(s, cut, calls)) {
             s->busy = true;
             engine_thread_post(s->engine, &s->work);
         } else if (stop) {
@@ -383,6 +383,14 @@ void scheduler_drain(struct scheduler *s)
 {
     pthread_mutex_lock(&s->lock);
     s->draining = true;
+    pthread_mutex_unlock(&s->lock);
+    uv_async_send(&s->wake);
+}
+
+void scheduler_cut(struct scheduler *s)
+{
+    pthread_mutex_lock(&s->lock);
+    s->draining = s->cut = true;
     pthread_mutex_unlock(&s->lock);
     uv_async_send(&s->wake);
 }

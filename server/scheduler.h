@@ -103,6 +103,9 @@ int scheduler_open(struct scheduler **out, const struct scheduler_options *optio
 /* Refuses new jobs and ends those that never ran with JOB_REFUSED; running and paused ones go on. */
 void scheduler_drain(struct scheduler *s);
 
+/* Drains, and ends those that ran, too, with JOB_REFUSED after the step in hand: nobody is left without a word. */
+void scheduler_cut(struct scheduler *s);
+
 /* Ends all jobs (JOB_REFUSED) after the step in hand, and both threads. Jobs may outlive it: job_unref stays good. s may be NULL. */
 void scheduler_close(struct scheduler *s);
 

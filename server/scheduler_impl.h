@@ -39,8 +39,8 @@ struct scheduler {
     int n_jobs;         /* submitted and not ended */
     int places;         /* of them, how many can run: max_running, or as many as do when memory is what others wait for */
     uint64_t serial, submitted, refused_full, refused_large;
-    bool draining, stopping;
-    struct scheduler_stats seen; /* copies of what follows, for other threads */
+    bool draining, cut, stopping; /* each implies the ones before it */
+    struct scheduler_stats seen;  /* copies of what follows, for other threads */
     struct engine_cache_stats cache_seen;
 
     /* scheduler thread */

@@ -328,14 +328,23 @@ test('SIGTERM: running answers finish, waiting ones are refused, new ones get a 
     for (const c of [watch, running, waiting]) c.leave();
 });
 
-test('SIGTERM: an answer that does not finish within --drain-timeout is cut off, and the end is 0', async () => {
+test('SIGTERM: an answer that does not finish within --drain-timeout is cut off and its client told, and the end is 0', async () => {
     const ending = await Server.start(['--drain-timeout', '1']);
     const c = await writing({}, ending);
+    const whole = ending.post(endless({ stream: false }));
+    const reading = await ending.connect();
+    reading.post({ ...endless(), messages: [{ role: 'user', content: longText(20000) }] });
+    await ending.counts(3, 0);
     const began = Date.now();
     assert.deepEqual(await ending.terminate(), { code: 0, signal: null });
     assert.ok(Date.now() - began >= 900);
-    assert.match(ending.log, /did not finish within --drain-timeout/);
-    c.leave();
+    assert.match(ending.log, /3 answers did not finish within --drain-timeout/);
+    assert.equal((await whole).status, 503);
+    for (const stream of [c, reading]) {
+        await stream.end();
+        assert.match(stream.text, /\ndata: \{"error":\{"message":"the server is shutting down"/);
+        stream.leave();
+    }
 });
 
 test('SIGTERM on an idle server ends it at once, and a second signal does not wait for answers', async () => {
