@@ -175,6 +175,17 @@ static int fill_info(struct engine *e, const struct engine_options *o, struct er
     return 0;
 }
 
+/* Reads the mapped file before the first request does, piece by piece and in the worst order. */
+static void read_ahead(const struct engine *e)
+{
+    const uint64_t large = (uint64_t)1 << 30;
+    if (memory_available() <= e->info.file_bytes)
+        return; /* it would push out its own beginning */
+    if (e->info.file_bytes > large)
+        log_info("reading the model into memory, %s", memory_text(e->info.file_bytes).text);
+    gguf_load(e->file);
+}
+
 int engine_open(struct engine **out, const struct engine_options *options, struct error *err)
 {
     if (check_options(options, err))
@@ -192,6 +203,7 @@ int engine_open(struct engine **out, const struct engine_options *options, struc
         model_id_of(e->info.model_id, e->file, e->backend, err) || engine_cache_open(e, options, err) || model_upload(e->model, e->backend, err) ||
         forward_open(&e->forward, e->model, e->backend, e->mtp, err))
         goto failed;
+    read_ahead(e);
     *out = e;
     return 0;
 failed:

@@ -246,6 +246,21 @@ uint32_t gguf_version(const struct gguf *g)
     return g->parts[0].version;
 }
 
+void gguf_load(const struct gguf *g)
+{
+    for (size_t i = 0; i < g->n_parts; i++) {
+        const struct gguf_part *p = &g->parts[i];
+        if (!p->mapped)
+            continue;
+        void *data = (void *)(uintptr_t)p->data; /* madvise does not write */
+#ifdef MADV_POPULATE_READ
+        if (madvise(data, p->size, MADV_POPULATE_READ) == 0)
+            continue;
+#endif
+        madvise(data, p->size, MADV_WILLNEED); /* a hint: failing changes nothing */
+    }
+}
+
 uint64_t gguf_file_bytes(const struct gguf *g)
 {
     uint64_t total = 0;

@@ -64,6 +64,10 @@ int gguf_open_bytes(struct gguf **out, const void *data, size_t size, struct err
 void gguf_close(struct gguf *g);
 
 uint32_t gguf_version(const struct gguf *g);
+/* Brings the mapped parts into memory and into the page tables, so that the first request does not wait for that. Takes as long as the disk needs; where
+ * the system cannot, it is only asked to read ahead. Only for a file that fits in memory. */
+void gguf_load(const struct gguf *g);
+
 uint64_t gguf_file_bytes(const struct gguf *g); /* over all parts */
 
 size_t gguf_value_count(const struct gguf *g);
