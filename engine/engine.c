@@ -172,6 +172,8 @@ static int fill_info(struct engine *e, const struct engine_options *o, struct er
     info->default_temperature = m->sampling.temperature;
     info->default_top_p = m->sampling.top_p;
     info->default_top_k = m->sampling.top_k;
+    info->default_min_p = m->sampling.min_p;
+    info->default_repeat_penalty = m->sampling.repeat_penalty;
     return 0;
 }
 

@@ -55,7 +55,8 @@ struct engine_info {
     int max_rows, max_sequences;
     int pages_total; /* KV pages the budget allows */
     size_t page_bytes, state_bytes;
-    double default_temperature, default_top_p, default_top_k; /* the file's general.sampling.*, NAN where absent */
+    /* The file's general.sampling.*, NAN where absent. Not checked: somebody else's numbers. */
+    double default_temperature, default_top_p, default_top_k, default_min_p, default_repeat_penalty;
     uint8_t model_id[CACHE_MODEL_ID]; /* names whatever pages and states depend on: the model file, the KV type and layout, the backend */
 };
 

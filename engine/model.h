@@ -44,7 +44,7 @@ struct model {
     int64_t n_params;
     uint64_t weight_bytes; /* of all tensors used, the draft block included */
     struct {               /* general.sampling.*, NAN where absent */
-        double temperature, top_p, top_k;
+        double temperature, top_p, top_k, min_p, repeat_penalty;
     } sampling;
     /* filled by model_upload */
     struct layer *layers; /* [n_layers]; `recurrent` and `index` are set from the start */

@@ -401,5 +401,7 @@ int model_params(struct model *m, struct error *err)
     m->sampling.temperature = read_sampling(r.g, "general.sampling.temp");
     m->sampling.top_p = read_sampling(r.g, "general.sampling.top_p");
     m->sampling.top_k = read_sampling(r.g, "general.sampling.top_k");
+    m->sampling.min_p = read_sampling(r.g, "general.sampling.min_p");
+    m->sampling.repeat_penalty = read_sampling(r.g, "general.sampling.penalty_repeat");
     return r.failed ? -1 : 0;
 }

@@ -11,7 +11,7 @@
 #include "engine/cache_disk.h"
 
 enum {
-    ENGINE_WAIT_MS = 10000, /* for the engine thread's turn: longer than any step */
+    ENGINE_WAIT_MS = 60000, /* for the engine thread's turn: longer than a step of the largest model on a slow machine */
     MOST_LISTED = 4096,     /* namespaces in one list */
 };
 
@@ -138,20 +138,41 @@ int cache_api_list(const struct chat_service *s, struct buf *out, struct api_err
 
 /* ---- DELETE /v1/cache/{namespace} ---- */
 
+/* Adds what was removed to *sum. */
+static int delete_files(const struct chat_service *s, const char *ns, struct cache_removed *sum, struct api_error *err)
+{
+    struct cache_removed n = {0};
+    struct error why = {""};
+    const int rc = cache_disk_delete(s->disk, ns, &n, &why);
+    sum->files += n.files;
+    sum->bytes += n.bytes;
+    if (rc == 0)
+        return 0;
+    log_error("a cache namespace could not be removed from disk: %s", why.text);
+    return api_error_set(err, 500, "not_removed", NULL, "memory was cleared and %" PRIu64 " files were removed, but not all: %s", sum->files,
+                         why.text);
+}
+
 int cache_api_delete(const struct chat_service *s, const char *ns, struct buf *out, struct api_error *err)
 {
     if (ns[0] && chat_namespace_check(ns, strlen(ns), "namespace", err))
         return -1;
-    /* Memory first: what it drops is then not written again; what a request computes meanwhile leaves nothing behind. */
-    struct engine_cache_removed memory = {0};
-    if (scheduler_cache_drop(s->scheduler, ns, &memory, ENGINE_WAIT_MS))
-        return busy(err);
+    /* Memory first: what it drops is then not written again; what a request computes meanwhile leaves nothing behind. A request that had read its
+     * files before they went may bring them back while they go, so memory is looked at once more, and then the disk. */
+    struct engine_cache_removed memory = {0}, again = {0};
     struct cache_removed disk = {0};
-    struct error why;
-    if (s->disk && cache_disk_delete(s->disk, ns, &disk, &why)) {
-        log_error("a cache namespace could not be removed from disk: %s", why.text);
-        return api_error_set(err, 500, "not_removed", NULL, "memory was cleared and %" PRIu64 " files were removed, but not all: %s", disk.files,
-                             why.text);
+    for (int round = 0; round < 2; round++) {
+        if (scheduler_cache_drop(s->scheduler, ns, &again, ENGINE_WAIT_MS))
+            return busy(err);
+        if (round == 1 && again.bytes == 0)
+            break;
+        memory.pages += again.pages;
+        memory.snapshots += again.snapshots;
+        memory.bytes += again.bytes;
+        if (!s->disk)
+            break;
+        if (delete_files(s, ns, &disk, err))
+            return -1;
     }
     buf_puts(out, "{\"object\":\"cache.deleted\",\"namespace\":");
     reply_json_string(out, ns, strlen(ns));

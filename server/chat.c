@@ -16,9 +16,9 @@
 #include "engine/cache_disk.h"
 
 enum {
-    HEARTBEAT_MS = 4000,  /* longest silence of a stream; the promise is 5 s */
-    PROGRESS_MS = 500,    /* between progress events */
-    DEPTH_WAIT_MS = 1000, /* to ask the engine thread what memory holds before files are read */
+    HEARTBEAT_MS = 4000, /* longest silence of a stream; the promise is 5 s */
+    PROGRESS_MS = 500,   /* between progress events */
+    DEPTH_WAIT_MS = 300, /* to ask the engine thread what memory holds before files are read */
 };
 
 /* A logprobs entry may be shown once the text of its token was: what a stop string may yet withhold must not show through it. */
@@ -58,23 +58,23 @@ struct chat {
 
 /* ---- the service ---- */
 
-static float first_set(double setting, double file, float otherwise)
+/* The setting, which config has checked; else the model file's value where it lies in [low, high]; else `otherwise`. */
+static float first_set(double setting, double file, double low, double high, double otherwise)
 {
     if (!isnan(setting) && setting >= 0)
         return (float)setting;
-    return isnan(file) ? otherwise : (float)file;
+    return (float)(file >= low && file <= high ? file : otherwise); /* false for NAN */
 }
 
 struct chat_defaults chat_defaults_of(const struct config *c, const struct engine_info *info, const struct tokenizer *t)
 {
-    float top_p = first_set(c->top_p, info->default_top_p, 1.0f);
-    float top_k = first_set((double)c->top_k, info->default_top_k, 0.0f);
+    const double least = 1e-6; /* in place of an open 0, well above what f32 cannot tell from it */
     return (struct chat_defaults){
-        .temperature = first_set(c->temperature, info->default_temperature, 1.0f),
-        .top_p = top_p > 0 && top_p <= 1 ? top_p : 1.0f,
-        .top_k = top_k >= 0 && top_k <= 1e9f ? (int)top_k : 0,
-        .min_p = first_set(c->min_p, NAN, 0.0f),
-        .repeat_penalty = first_set(c->repeat_penalty, NAN, 1.0f),
+        .temperature = first_set(c->temperature, info->default_temperature, 0, 2, 1),
+        .top_p = first_set(c->top_p, info->default_top_p, least, 1, 1),
+        .top_k = (int)first_set((double)c->top_k, info->default_top_k, 0, 1 << 21, 0),
+        .min_p = first_set(c->min_p, info->default_min_p, 0, 1 - least, 0),
+        .repeat_penalty = first_set(c->repeat_penalty, info->default_repeat_penalty, least, 10, 1),
         .n_vocab = tokenizer_vocab_size(t),
     };
 }

@@ -200,6 +200,7 @@ static struct work_call *take_calls(struct scheduler *s, bool stop)
     pthread_mutex_lock(&s->lock);
     struct call *calls = s->calls;
     s->calls = NULL;
+    list_append(&s->queue, &s->inbox); /* a namespace that is dropped is forgotten by everybody who is here */
     for (struct call *c = calls; c; c = c->next)
         c->state = stop ? CALL_REFUSED : CALL_TAKEN;
     if (stop && calls)
