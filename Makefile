@@ -2,6 +2,7 @@
 
 MODEL  ?= tests/demo-model/demo-q4_k_m.gguf
 BUILD  ?= build
+JOBS   ?= $(shell nproc 2>/dev/null || echo 1)
 CC     ?= cc
 OPT    ?= -O2 -g
 SAN    ?=
@@ -29,11 +30,11 @@ endif
 all: $(BUILD)/bedside
 
 run: deps
-	@$(MAKE) --no-print-directory all
+	@$(MAKE) --no-print-directory -j$(JOBS) all
 	$(BUILD)/bedside serve --model "$(MODEL)"
 
 test: deps
-	@$(MAKE) --no-print-directory all tests
+	@$(MAKE) --no-print-directory -j$(JOBS) all tests
 	tests/run.sh $(BUILD)
 
 deps:
@@ -70,13 +71,13 @@ $(BUILD)/tests/bench/%: tests/bench/%.c $(LIB)
 
 # The tests under AddressSanitizer and UndefinedBehaviorSanitizer.
 asan: deps
-	@$(MAKE) --no-print-directory BUILD=build-asan OPT="-O1 -g" HOT=-O1 SAN="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer" all tests
+	@$(MAKE) --no-print-directory -j$(JOBS) BUILD=build-asan OPT="-O1 -g" HOT=-O1 SAN="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer" all tests
 	tests/run.sh build-asan
 
 # A minute of fuzzing for each target (FUZZ_SECONDS to change), with clang's libFuzzer.
 FUZZ_SECONDS ?= 60
 fuzz:
-	@$(MAKE) --no-print-directory BUILD=build-fuzz CC=clang OPT="-O1 -g" HOT=-O1 SAN="-fsanitize=address,undefined,fuzzer-no-link -fno-sanitize-recover=all" fuzzers
+	@$(MAKE) --no-print-directory -j$(JOBS) BUILD=build-fuzz CC=clang OPT="-O1 -g" HOT=-O1 SAN="-fsanitize=address,undefined,fuzzer-no-link -fno-sanitize-recover=all" fuzzers
 	tests/fuzz/run.sh build-fuzz $(FUZZ_SECONDS)
 
 fuzzers: $(FUZZERS)
@@ -87,12 +88,12 @@ $(BUILD)/tests/fuzz/%: tests/fuzz/%.c $(LIB)
 # 64 clients, cancels and kill -9 for ten minutes (LOAD_SECONDS to change), and the gap between tokens beside a long prompt.
 LOAD_SECONDS ?= 600
 load: deps
-	@$(MAKE) --no-print-directory all
+	@$(MAKE) --no-print-directory -j$(JOBS) all
 	@[ -d tests/http/node_modules ] || (cd tests/http && npm ci --no-audit --no-fund)
 	BEDSIDE=$(BUILD)/bedside node tests/load/load.mjs $(LOAD_SECONDS)
 
 clang:
-	@$(MAKE) --no-print-directory BUILD=build-clang CC=clang all tests bench
+	@$(MAKE) --no-print-directory -j$(JOBS) BUILD=build-clang CC=clang all tests bench
 
 check:
 	tools/check.sh
