@@ -160,7 +160,7 @@ class Load {
         else if (reply.status === 429) {
             this.count('refused');
             if (!(Number(reply.headers['retry-after']) >= 1)) this.fail('a 429 without Retry-After');
-            await sleep(20 + random.below(200));
+            await sleep(100 + random.below(900));
         } else if (reply.status !== 200) this.fail(`${entry.name}: status ${reply.status}: ${reply.text.slice(0, 300)}`);
         else this.check(entry, answerOf(reply.text, stream));
     }
