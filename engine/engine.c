@@ -15,7 +15,8 @@ enum {
     DEFAULT_CONTEXT = 32768,
     DEFAULT_ROWS = 512,
     MOST_SEQUENCES = 1024,
-    STATES_SHARE = 8, /* without a number asked for, one part in so many of the budget may go to states */
+    AUTO_CONTEXTS = 16, /* full contexts that the automatic KV budget holds at most */
+    STATES_SHARE = 8,   /* without a number asked for, one part in so many of the budget may go to states */
     MOST_ROWS = 65536,
     MOST_LOGIT_ROWS = 32, /* rows through the head at a time; more go in turns */
 };
@@ -48,7 +49,7 @@ static char *name_of_path(const char *path)
     return alloc_text(base, n);
 }
 
-/* Bytes for KV pages and states: the option, or what is left of the machine's memory after weights, activations and a margin. */
+/* Bytes for KV pages and states: the option, or what is left of the machine's memory after weights, activations and a margin, as far as it is of use. */
 static int kv_budget(const struct engine *e, const struct engine_options *o, uint64_t *out, struct error *err)
 {
     if (o->kv_budget) {
@@ -68,6 +69,10 @@ static int kv_budget(const struct engine *e, const struct engine_options *o, uin
                          memory_text(available).text, memory_text(weights).text, memory_text(scratch).text, memory_text(cache).text,
                          memory_text(margin).text);
     *out = available - fixed - cache;
+    /* Cached text keeps its pages until somebody needs them, so the budget is what the server grows to: no more than AUTO_CONTEXTS full contexts. */
+    const uint64_t most = (uint64_t)AUTO_CONTEXTS * (uint64_t)pages_for(e->info.context) * e->backend->ops->page_bytes(e->backend);
+    if (*out > most)
+        *out = most;
     return 0;
 }
 
@@ -177,15 +182,36 @@ static int fill_info(struct engine *e, const struct engine_options *o, struct er
     return 0;
 }
 
-/* Reads the mapped file before the first request does, piece by piece and in the worst order. */
-static void read_ahead(const struct engine *e)
+/* Runs one step that uses nearly every weight, so that the first request finds them mapped and the threads awake. */
+static int warm_up(struct engine *e, struct error *err)
+{
+    enum { ROWS = 128 };
+    int32_t ids[ROWS];
+    const int n = e->info.max_rows < ROWS ? e->info.max_rows : ROWS;
+    for (int i = 0; i < n && i < e->info.context; i++)
+        ids[i] = (int32_t)((uint32_t)i * 2654435761u % (uint32_t)e->model->shape.n_vocab);
+    struct sequence *s = sequence_new(e, err);
+    float *logits = alloc_array((size_t)e->model->shape.n_vocab, sizeof *logits);
+    int rc = s && logits ? 0 : -1;
+    struct step_item prompt = {.seq = s, .tokens = ids, .n_tokens = n - 1}, last = {.seq = s, .tokens = ids + n - 1, .n_tokens = 1, .logits = logits};
+    if (rc == 0 && n > 1 && n <= e->info.context)
+        rc = engine_step(e, &prompt, 1, err) || engine_step(e, &last, 1, err) ? -1 : 0;
+    free(logits);
+    sequence_free(e, s);
+    return rc;
+}
+
+/* Reads a large mapped file before the first request does, piece by piece and in the worst order. A small one is read in no time. */
+static void read_ahead(struct engine *e)
 {
     const uint64_t large = (uint64_t)1 << 30;
-    if (memory_available() <= e->info.file_bytes)
-        return; /* it would push out its own beginning */
-    if (e->info.file_bytes > large)
-        log_info("reading the model into memory, %s", memory_text(e->info.file_bytes).text);
+    struct error why = {""};
+    if (e->info.file_bytes < large || memory_available() <= e->info.file_bytes)
+        return; /* larger than memory: it would push out its own beginning */
+    log_info("reading the model into memory, %s", memory_text(e->info.file_bytes).text);
     gguf_load(e->file);
+    if (warm_up(e, &why))
+        log_warn("the first request will be slower: %s", why.text);
 }
 
 int engine_open(struct engine **out, const struct engine_options *options, struct error *err)

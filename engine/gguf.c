@@ -254,10 +254,12 @@ void gguf_load(const struct gguf *g)
             continue;
         void *data = (void *)(uintptr_t)p->data; /* madvise does not write */
 #ifdef MADV_POPULATE_READ
-        if (madvise(data, p->size, MADV_POPULATE_READ) == 0)
-            continue;
+        const bool populated = madvise(data, p->size, MADV_POPULATE_READ) == 0;
+#else
+        const bool populated = false;
 #endif
-        madvise(data, p->size, MADV_WILLNEED); /* a hint: failing changes nothing */
+        if (!populated)
+            madvise(data, p->size, MADV_WILLNEED); /* a hint: failing changes nothing */
     }
 }
 

@@ -176,8 +176,8 @@ int cache_api_delete(const struct chat_service *s, const char *ns, struct buf *o
     }
     buf_puts(out, "{\"object\":\"cache.deleted\",\"namespace\":");
     reply_json_string(out, ns, strlen(ns));
-    buf_printf(
-        out, ",\"deleted\":true,\"pages\":%d,\"snapshots\":%d,\"memory_bytes\":%" PRIu64 ",\"disk_files\":%" PRIu64 ",\"disk_bytes\":%" PRIu64 "}\n",
-        memory.pages, memory.snapshots, memory.bytes, disk.files, disk.bytes);
+    buf_printf(out,
+               ",\"deleted\":%s,\"pages\":%d,\"snapshots\":%d,\"memory_bytes\":%" PRIu64 ",\"disk_files\":%" PRIu64 ",\"disk_bytes\":%" PRIu64 "}\n",
+               memory.bytes || disk.files ? "true" : "false", memory.pages, memory.snapshots, memory.bytes, disk.files, disk.bytes);
     return 0;
 }

@@ -80,15 +80,11 @@ void setup_print_engine(FILE *out, const struct engine *e, const struct config *
         fprintf(out, "one thread per physical core\n");
     fprintf(out, "context  %d tokens per request (the model's limit is %lld)\n", i->context, (long long)i->model_context);
 
-    /* No request can hold more pages than its context has. */
-    long long n_pages = (long long)i->max_sequences * ((i->context + GRID - 1) / GRID);
-    if (n_pages > i->pages_total)
-        n_pages = i->pages_total;
-    const unsigned long long pages = (unsigned long long)n_pages * i->page_bytes;
+    const unsigned long long pages = (unsigned long long)i->pages_total * i->page_bytes;
     const unsigned long long states = (unsigned long long)i->max_sequences * i->state_bytes;
     fprintf(out, "memory\n");
     print_row(out, "weights", i->weight_bytes, "");
-    snprintf(note, sizeof note, " at most, for %lld tokens of all requests; taken as used", n_pages * GRID);
+    snprintf(note, sizeof note, " at most, for %lld tokens of all requests and the cache; taken as used", (long long)i->pages_total * GRID);
     print_row(out, "keys and values", pages, note);
     if (i->state_bytes) {
         snprintf(note, sizeof note, " at most, for %d requests at once", i->max_sequences);
@@ -97,6 +93,6 @@ void setup_print_engine(FILE *out, const struct engine *e, const struct config *
     struct engine_cache_stats cache;
     engine_cache_stats(e, &cache);
     if (cache.on)
-        print_row(out, "prefix cache", cache.budget, " at most, of state snapshots; cached text yields to running requests");
+        print_row(out, "prefix cache", cache.budget, " at most, of state snapshots");
     print_row(out, "together", i->weight_bytes + pages + states + cache.budget, " at most");
 }

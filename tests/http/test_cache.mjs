@@ -334,7 +334,7 @@ test('DELETE removes a namespace from memory and disk, says what it removed, and
     assert.equal((await c.ask(server, request, of('gone'))).cached, 0);
     assert.ok((await c.ask(server, request, of('kept'))).cached > 0);
 
-    const nothing = { object: 'cache.deleted', deleted: true, pages: 0, snapshots: 0, memory_bytes: 0, disk_files: 0, disk_bytes: 0 };
+    const nothing = { object: 'cache.deleted', deleted: false, pages: 0, snapshots: 0, memory_bytes: 0, disk_files: 0, disk_bytes: 0 };
     assert.deepEqual(await c.sendOk(server, 'DELETE', '/v1/cache/never-seen'), { ...nothing, namespace: 'never-seen' });
     assert.ok(!existsSync(join(dir, 'ns=never-seen')));
 

@@ -181,7 +181,7 @@ class Load {
 
     async delete(url, ns, agent) {
         const reply = await exchange(url, { method: 'DELETE', path: ns ? `/v1/cache/${ns}` : '/v1/cache', agent });
-        if (reply.status !== 200 || !JSON.parse(reply.text).deleted) this.fail(`deletion: status ${reply.status}: ${reply.text.slice(0, 300)}`);
+        if (reply.status !== 200 || JSON.parse(reply.text).object !== 'cache.deleted') this.fail(`deletion: status ${reply.status}: ${reply.text.slice(0, 300)}`);
         else this.count('deleted');
     }
 

@@ -453,6 +453,23 @@ static inline void wait_counts(struct scheduler *s, int running, int queued)
     }
 }
 
+/* Until `running` jobs run and none waits. A job that comes while a step stands before the gate waits for its end, so steps are let through one by one,
+ * as many as it takes: how many depends on how fast the jobs came. */
+static inline void wait_all_run(struct bench *b, int running)
+{
+    for (;;) {
+        struct scheduler_stats n = scheduler_stats(b->scheduler);
+        if (n.running == running && n.queued == 0)
+            return;
+        pthread_mutex_lock(&b->engine.lock);
+        const bool held = b->engine.waiting && b->engine.allowed == 0;
+        pthread_mutex_unlock(&b->engine.lock);
+        if (held)
+            allow(&b->engine, 1);
+        nap();
+    }
+}
+
 /* Until nothing is left of any job. */
 static inline void wait_idle(struct scheduler *s)
 {

@@ -76,7 +76,7 @@ static void what_an_answer_may_grow_to_is_not_set_aside(void **state)
     memset(c, 0, sizeof c);
     for (int i = 0; i < 8; i++) /* together 8 x 6100 */
         assert_int_equal(submit(b->scheduler, &c[i], 20 + i, 100, 6000), SUBMIT_OK);
-    wait_counts(b->scheduler, 8, 0);
+    wait_all_run(b, 8);
     for (int i = 0; i < 8; i++)
         job_cancel(c[i].job);
     allow(&b->engine, -1);
@@ -96,7 +96,7 @@ static void when_pages_run_out_the_youngest_is_paused_and_all_finish_with_their_
     memset(c, 0, sizeof c);
     for (int i = 0; i < N; i++)
         assert_int_equal(submit(b->scheduler, &c[i], 20 + i, 100, TOKENS), SUBMIT_OK);
-    wait_counts(b->scheduler, N, 0);
+    wait_all_run(b, N);
     allow(&b->engine, -1);
     for (int i = 0; i < N; i++) {
         assert_int_equal(wait_end(&c[i]), JOB_LENGTH);
