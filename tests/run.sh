@@ -33,6 +33,7 @@ run_tap() { # label command...
     echo "$label: $ok ok, $bad not ok, $skip skipped ($(($(date +%s) - start)) s)"
     [ "$skip" -eq 0 ] || grep '# SKIP' "$log.one"
     if [ $rc -ne 0 ] || [ "$bad" -ne 0 ] || [ $((ok + skip)) -eq 0 ]; then
+        grep '^ *not ok ' "$log.one" | grep -v '# SKIP' | sed 's/^ */    FAILED: /'
         sed 's/^/    /' "$log.one" | tail -n 80
         if [ "$bad" -eq 0 ]; then
             echo "    $label: exit status $rc, $ok tests"
@@ -73,5 +74,6 @@ done
 passed=$(grep '^ok ' "$log" | grep -cv '# SKIP')
 failed=$(($(grep '^not ok ' "$log" | grep -cv '# SKIP') + failed_programs))
 skipped=$((skipped + $(grep '^\(not \)\{0,1\}ok ' "$log" | grep -c '# SKIP')))
+grep '^not ok ' "$log" | grep -v '# SKIP'
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
