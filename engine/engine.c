@@ -15,6 +15,7 @@ enum {
     DEFAULT_CONTEXT = 32768,
     DEFAULT_ROWS = 512,
     MOST_SEQUENCES = 1024,
+    AUTO_PAGES = 1024,  /* and KV pages that it holds at least, where memory allows */
     AUTO_CONTEXTS = 16, /* full contexts that the automatic KV budget holds at most */
     STATES_SHARE = 8,   /* without a number asked for, one part in so many of the budget may go to states */
     MOST_ROWS = 65536,
@@ -69,8 +70,13 @@ static int kv_budget(const struct engine *e, const struct engine_options *o, uin
                          memory_text(available).text, memory_text(weights).text, memory_text(scratch).text, memory_text(cache).text,
                          memory_text(margin).text);
     *out = available - fixed - cache;
-    /* Cached text keeps its pages until somebody needs them, so the budget is what the server grows to: no more than AUTO_CONTEXTS full contexts. */
-    const uint64_t most = (uint64_t)AUTO_CONTEXTS * (uint64_t)pages_for(e->info.context) * e->backend->ops->page_bytes(e->backend);
+    /* Cached text keeps its pages until somebody needs them, so the budget is what the server grows to: no more than AUTO_CONTEXTS full contexts
+     * (AUTO_PAGES where contexts are short), and the states of as many sequences or of those asked for. */
+    const struct backend_ops *ops = e->backend->ops;
+    const uint64_t contexts = (uint64_t)AUTO_CONTEXTS * (uint64_t)pages_for(e->info.context), pages = contexts > AUTO_PAGES ? contexts : AUTO_PAGES;
+    const uint64_t state = e->backend->shape.n_delta_layers ? ops->state_bytes(e->backend) : 0;
+    const uint64_t sequences = o->max_sequences > AUTO_CONTEXTS ? (uint64_t)o->max_sequences : AUTO_CONTEXTS;
+    const uint64_t most = pages * ops->page_bytes(e->backend) + sequences * state;
     if (*out > most)
         *out = most;
     return 0;
