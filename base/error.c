@@ -1,6 +1,5 @@
 #include "base/error.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -19,15 +18,21 @@ static void trim_partial_utf8(char *text, size_t cap)
         text[i - 1] = '\0';
 }
 
-int error_set(struct error *err, const char *format, ...)
+int error_vset(struct error *err, const char *format, va_list args)
 {
     if (!err)
         return -1;
+    vsnprintf(err->text, sizeof err->text, format, args);
+    trim_partial_utf8(err->text, sizeof err->text);
+    return -1;
+}
+
+int error_set(struct error *err, const char *format, ...)
+{
     va_list args;
     va_start(args, format);
-    vsnprintf(err->text, sizeof err->text, format, args);
+    error_vset(err, format, args);
     va_end(args);
-    trim_partial_utf8(err->text, sizeof err->text);
     return -1;
 }
 

@@ -36,12 +36,10 @@ static void fail(struct reader *r, const char *format, ...)
     if (r->failed)
         return;
     r->failed = true;
-    char text[sizeof r->err->text];
     va_list args;
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    error_vset(r->err, format, args);
     va_end(args);
-    error_set(r->err, "%s", text);
 }
 
 struct key {

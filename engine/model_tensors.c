@@ -27,12 +27,10 @@ static void fail(struct binder *t, const char *format, ...)
     if (t->failed)
         return;
     t->failed = true;
-    char text[sizeof t->err->text];
     va_list args;
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    error_vset(t->err, format, args);
     va_end(args);
-    error_set(t->err, "%s", text);
 }
 
 struct name {

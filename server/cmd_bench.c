@@ -159,15 +159,10 @@ int cmd_bench(int argc, char **argv)
     struct error err;
     int counts[BENCH_MAX_COUNTS], n_counts = 0, n_words = 0;
     const char *word;
-    int rc = config_load(&c, argc, argv, &word, 1, &n_words, &err);
-    if (rc > 0)
-        return 0;
-    if (rc < 0) {
-        fprintf(stderr, "bedside: %s\n", err.text);
-        return 2;
-    }
-    int status = 2;
-    log_set_level(setup_log_level(&c));
+    int status = setup_config(&c, argc, argv, &word, 1, &n_words);
+    if (status >= 0)
+        return status;
+    status = 2;
     if (n_words) {
         fprintf(stderr, "bedside: bench takes no words besides its options; the model is --model FILE\n");
     } else if (!c.model[0]) {

@@ -261,16 +261,11 @@ int cmd_run(int argc, char **argv)
     struct error err;
     const char *words[MAX_WORDS];
     int n_words = 0;
-    int rc = config_load(&c, argc, argv, words, MAX_WORDS, &n_words, &err);
-    if (rc > 0)
-        return 0;
-    if (rc < 0) {
-        fprintf(stderr, "bedside: %s\n", err.text);
-        return 2;
-    }
-    int status = 2;
+    int status = setup_config(&c, argc, argv, words, MAX_WORDS, &n_words);
+    if (status >= 0)
+        return status;
+    status = 2;
     struct buf text = BUF_INIT;
-    log_set_level(setup_log_level(&c));
     if (!c.model[0]) {
         fprintf(stderr, "bedside: which model? --model FILE\n");
     } else if (read_prompt(&text, &c, words, n_words, &err)) {

@@ -258,20 +258,15 @@ int cmd_serve(int argc, char **argv)
     struct error err;
     int n_words = 0;
     const char *word;
-    int rc = config_load(&c, argc, argv, &word, 1, &n_words, &err);
-    if (rc > 0)
-        return 0;
-    if (rc < 0) {
-        fprintf(stderr, "bedside: %s\n", err.text);
-        return 2;
-    }
-    int status = 2;
+    int status = setup_config(&c, argc, argv, &word, 1, &n_words);
+    if (status >= 0)
+        return status;
+    status = 2;
     if (n_words) {
         fprintf(stderr, "bedside: serve takes no words besides its options; to serve a file: --model FILE\n");
     } else if (!c.model[0]) {
         fprintf(stderr, "bedside: which model? --model FILE\n");
     } else {
-        log_set_level(setup_log_level(&c));
         printf("bedside %s\n", BEDSIDE_VERSION);
         fflush(stdout);
         int signal_fd = open_signals(&err);

@@ -2,11 +2,12 @@
 
 #include <string.h>
 
+#include "base/log.h"
 #include "engine/cache_disk.h"
 #include "engine/memory.h"
 #include "server/show.h"
 
-enum log_level setup_log_level(const struct config *c)
+static enum log_level log_level_of(const struct config *c)
 {
     static const char *const names[] = {[LOG_ERROR] = "error", [LOG_WARN] = "warn", [LOG_INFO] = "info", [LOG_DEBUG] = "debug"};
     for (int i = LOG_ERROR; i <= LOG_DEBUG; i++) {
@@ -14,6 +15,20 @@ enum log_level setup_log_level(const struct config *c)
             return (enum log_level)i;
     }
     return LOG_INFO;
+}
+
+int setup_config(struct config *c, int argc, char **argv, const char **words, int max, int *n_words)
+{
+    struct error err;
+    int rc = config_load(c, argc, argv, words, max, n_words, &err);
+    if (rc > 0)
+        return 0;
+    if (rc < 0) {
+        fprintf(stderr, "bedside: %s\n", err.text);
+        return 2;
+    }
+    log_set_level(log_level_of(c));
+    return -1;
 }
 
 static enum kv_type kv_type_of(const char *name)

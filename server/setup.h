@@ -4,11 +4,12 @@
 
 #include <stdio.h>
 
-#include "base/log.h"
 #include "config/config.h"
 #include "engine/engine.h"
 
-enum log_level setup_log_level(const struct config *c);
+/* The settings of a subcommand, whose words are left in words [max], and the log level. -1: go on, and end with config_free. Otherwise the exit status:
+ * 0 when --help was printed, 2 when what is wrong was. */
+int setup_config(struct config *c, int argc, char **argv, const char **words, int max, int *n_words);
 
 /* Room for max_sequences, and steps of a full prompt chunk beside one row for each. */
 struct engine_options setup_engine_options(const struct config *c, int max_sequences);
