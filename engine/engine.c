@@ -198,7 +198,9 @@ static int warm_up(struct engine *e, struct error *err)
         ids[i] = (int32_t)((uint32_t)i * 2654435761u % (uint32_t)e->model->shape.n_vocab);
     struct sequence *s = sequence_new(e, err);
     float *logits = alloc_array((size_t)e->model->shape.n_vocab, sizeof *logits);
-    int rc = s && logits ? 0 : -1;
+    int rc = s ? 0 : -1;
+    if (s && !logits)
+        rc = error_set(err, "out of memory for a row of logits");
     struct step_item prompt = {.seq = s, .tokens = ids, .n_tokens = n - 1}, last = {.seq = s, .tokens = ids + n - 1, .n_tokens = 1, .logits = logits};
     if (rc == 0 && n > 1 && n <= e->info.context)
         rc = engine_step(e, &prompt, 1, err) || engine_step(e, &last, 1, err) ? -1 : 0;
