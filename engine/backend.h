@@ -104,6 +104,10 @@ struct backend_ops {
     int (*write)(struct backend *b, struct buffer *dst, size_t offset, const void *src, size_t bytes, struct error *err);
     struct weight *(*weight_new)(struct backend *b, const struct weight_desc *desc, struct error *err);
 
+    /* NULL for a backend that uses weights in place. Otherwise it keeps them in memory of its own, the file's bytes are not read again after weight_new,
+     * and this is how many bytes it may still allocate (0: unknown). */
+    size_t (*memory_free)(struct backend *b);
+
     /* KV pages and state slots are named by small integers chosen by the caller (below the count last reserved). Reserving more never moves
      * the old ones. A page's content is undefined until written; state_reset makes a slot the start of a sequence. */
     int (*pages_reserve)(struct backend *b, int n_pages, struct error *err);

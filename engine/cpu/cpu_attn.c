@@ -79,7 +79,7 @@ struct attn_store {
 static void append(struct cpu *c, const float *head, void *page_rows, int t)
 {
     const struct backend_shape *sh = &c->base.shape;
-    void *row = (char *)page_rows + (size_t)t * store_kv_row_bytes(sh);
+    void *row = (char *)page_rows + (size_t)t * slot_kv_row_bytes(sh);
     switch (sh->kv_type) {
     case KV_F32:
         memcpy(row, head, (size_t)sh->head_dim * sizeof *head);
@@ -235,7 +235,7 @@ static void run_part(const struct attn_mix *a, const struct attn_item *item, int
                                  .n = dim,
                                  .k = store_k(&c->store, id, a->layer, item->kv_head),
                                  .v = store_v(&c->store, id, a->layer, item->kv_head),
-                                 .format = store_kv_format(sh),
+                                 .format = slot_kv_format(sh),
                                  .limit = w->limit,
                                  .scale = sh->attn_scale,
                                  .m = at.m,

@@ -7,15 +7,15 @@
 /* Row t of one head's keys or values in a page, as floats [HD]. */
 static void kv_get(const struct backend_shape *sh, const void *head, int t, float *x)
 {
-    const uint8_t *row = (const uint8_t *)head + (size_t)t * store_kv_row_bytes(sh);
-    block_dequant(store_kv_format(sh), row, x, (size_t)sh->head_dim);
+    const uint8_t *row = (const uint8_t *)head + (size_t)t * slot_kv_row_bytes(sh);
+    block_dequant(slot_kv_format(sh), row, x, (size_t)sh->head_dim);
 }
 
 /* Where keys and values are rounded to their type. */
 static void kv_put(const struct backend_shape *sh, const float *x, void *head, int t)
 {
     const size_t hd = (size_t)sh->head_dim;
-    uint8_t *row = (uint8_t *)head + (size_t)t * store_kv_row_bytes(sh);
+    uint8_t *row = (uint8_t *)head + (size_t)t * slot_kv_row_bytes(sh);
     switch (sh->kv_type) {
     case KV_F32:
         memcpy(row, x, hd * sizeof *x);

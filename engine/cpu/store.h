@@ -5,7 +5,7 @@
 #ifndef BEDSIDE_ENGINE_CPU_STORE_H
 #define BEDSIDE_ENGINE_CPU_STORE_H
 
-#include "engine/backend.h"
+#include "engine/slot_layout.h"
 
 struct buffer {
     float *data; /* 64-byte aligned */
@@ -80,11 +80,7 @@ void store_fail(struct store *s, const char *format, ...) __attribute__((format(
 
 struct delta_state store_delta(const struct store *s, int32_t state, int layer);
 
-/* The block format of keys and values, and the bytes of one token's key or value of one KV head. */
-enum block_type store_kv_format(const struct backend_shape *shape);
-size_t store_kv_row_bytes(const struct backend_shape *shape);
-
-/* The keys or values of one KV head in a page: GRID rows of store_kv_row_bytes, one after the other. */
+/* The keys or values of one KV head in a page: GRID rows of slot_kv_row_bytes, one after the other. */
 void *store_k(const struct store *s, int32_t page, int layer, int kv_head);
 void *store_v(const struct store *s, int32_t page, int layer, int kv_head);
 

@@ -55,14 +55,14 @@ static size_t page_floats(const struct fixture_run *run, int32_t page, int fille
 {
     struct error err = {0};
     const struct backend_shape *sh = &run->b->shape;
-    const size_t bytes = run->b->ops->page_bytes(run->b), dim = (size_t)sh->head_dim, row = store_kv_row_bytes(sh), n_rows = bytes / row;
+    const size_t bytes = run->b->ops->page_bytes(run->b), dim = (size_t)sh->head_dim, row = slot_kv_row_bytes(sh), n_rows = bytes / row;
     uint8_t *image = malloc(bytes);
     *values = calloc(n_rows * dim, sizeof **values);
     assert_true(image && *values);
     assert_int_equal(run->b->ops->page_save(run->b, page, image, &err), 0);
     for (size_t r = 0; r < n_rows; r++)
         if ((int)(r % GRID) < filled)
-            block_dequant(store_kv_format(sh), image + r * row, *values + r * dim, dim);
+            block_dequant(slot_kv_format(sh), image + r * row, *values + r * dim, dim);
     free(image);
     return n_rows * dim;
 }

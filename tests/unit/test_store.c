@@ -311,7 +311,7 @@ static void pages_of_every_kv_type_are_filled_by_their_rows_and_q8_0_takes_about
             shape.kv_type = types[k];
             assert_int_equal(store_open(&s, &shape, &err), 0);
             assert_int_equal(store_pages_reserve(&s, 1, &err), 0);
-            const size_t row = store_kv_row_bytes(&shape), bytes = page_bytes[k] = store_page_bytes(&s);
+            const size_t row = slot_kv_row_bytes(&shape), bytes = page_bytes[k] = store_page_bytes(&s);
             uint8_t *taken = calloc(bytes, 1);
             assert_non_null(taken);
             for (int layer = 0; layer < 3; layer++)

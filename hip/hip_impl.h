@@ -1,0 +1,148 @@
+/* hip/hip_impl.h: what the parts of the HIP backend share. Private to hip/.
+ *
+ *   runtime.c    dlopen of the HIP runtime
+ *   device.c     one GPU: memory, queue, kernels, errors
+ *   layout.c     weights in the form that the kernels read
+ *   hip.c        open, close, the start of a step, the table of operations
+ *   hip_store.c  buffers, weights, KV pages, state slots and their packed images
+ *   hip_mat.c    products with weights: project, project_add, mlp, head, embed, mtp_join
+ *   hip_moe.c    router and experts
+ *   hip_attn.c   attn_store, attn_mix
+ *   hip_delta.c  delta_conv, delta_rule
+ *   selftest.c   every kernel against the CPU
+ *
+ * An operation of these files checks its buffers (hip_has, hip_fits), fills a parameter struct and launches; it never waits. Kernels are in
+ * hip/kernels/, one file per concern, mirrored by the host file of the same name. */
+#ifndef BEDSIDE_HIP_HIP_IMPL_H
+#define BEDSIDE_HIP_HIP_IMPL_H
+
+#include "engine/backend.h"
+#include "hip/device.h"
+#include "hip/hip.h"
+#include "hip/kernels/params.h"
+#include "hip/layout.h"
+
+struct buffer {
+    void *dev;
+    size_t bytes;
+    struct buffer *next;
+};
+
+struct weight {
+    struct weight_desc desc; /* data and stride describe the file and are not read after weight_new */
+    struct gpu_matrix gpu;
+    char name[64];
+    struct weight *next;
+};
+
+/* Scratch of one concern, made at open by the file that uses it. */
+struct hip_mat;
+struct hip_moe;
+struct hip_attn;
+struct hip_delta;
+
+struct hip {
+    struct backend base;    /* first: a struct backend * is a struct hip * */
+    struct backend_ops ops; /* base.ops, with this device's name */
+    char name[40];          /* "hip gfx1152" */
+    struct hip_device *dev;
+    bool borrowed; /* dev is closed by somebody else */
+    struct hip_store *store; /* hip_store.c */
+    struct gpu_step step;    /* of the step in progress; n_rows 0: none */
+    struct span *spans;      /* [step.n_spans], the host's copy (pages not kept): for launch geometry */
+    size_t spans_room;
+    unsigned char *step_host; /* what step points to, before it is sent */
+    void *step_dev;           /* and where it lies on the device */
+    size_t step_host_room, step_dev_room;
+    struct hip_mat *mat;
+    struct hip_moe *moe;
+    struct hip_attn *attn;
+    struct hip_delta *delta;
+};
+
+static inline struct hip *hip_of(struct backend *b)
+{
+    return (struct hip *)b;
+}
+
+/* True when an operation has something to do: a step is in progress and nothing has failed. */
+bool hip_ready(const struct hip *h);
+
+/* True when buf holds [rows][columns] 4-byte values. Otherwise the sticky error names `what`. */
+bool hip_has(struct hip *h, const char *what, const struct buffer *buf, size_t rows, size_t columns);
+
+/* True when w is n_mats matrices [n_out][n_in] (0 = any). Otherwise the sticky error names `what`. */
+bool hip_fits(struct hip *h, const char *what, const struct weight *w, int64_t n_in, int64_t n_out, int64_t n_mats);
+
+/* Layout of a KV page and of a state slot: the same bytes as on the CPU (engine/cpu/store.c), so that images can be compared. Offsets in bytes. */
+size_t hip_page_offset(const struct hip *h, int layer, bool value, int kv_head); /* from a page's address: [GRID][kv row bytes] */
+size_t hip_kv_row_bytes(const struct hip *h);
+struct hip_state_layout {
+    size_t m, k, u, g, conv; /* from the slot's address to this layer's arrays, see struct delta_state of engine/cpu/store.h */
+    int ring;                /* rows of conv history */
+};
+struct hip_state_layout hip_state_layout(const struct hip *h, int layer);
+
+/* A backend on a device that stays the caller's. */
+struct backend *hip_open_on(struct hip_device *d, const struct backend_shape *shape, struct error *err);
+
+/* One for each concern: scratch made at open, -1 with err. close accepts what open left half done. */
+int hip_mat_open(struct hip *h, struct error *err);
+void hip_mat_close(struct hip *h);
+int hip_moe_open(struct hip *h, struct error *err);
+void hip_moe_close(struct hip *h);
+int hip_attn_open(struct hip *h, struct error *err);
+void hip_attn_close(struct hip *h);
+int hip_delta_open(struct hip *h, struct error *err);
+void hip_delta_close(struct hip *h);
+
+/* ---- hip_mat.c ---- */
+
+void hip_embed(struct backend *b, struct weight *w, struct buffer *out);
+void hip_project(struct backend *b, struct buffer *x, struct weight *norm, int n, struct weight *const w[], struct buffer *const out[]);
+void hip_project_add(struct backend *b, struct buffer *x, struct weight *w, struct buffer *h);
+void hip_mlp(struct backend *b, struct buffer *h, struct weight *norm, struct weight *gate, struct weight *up, struct weight *down);
+void hip_head(struct backend *b, struct buffer *h, struct weight *norm, struct weight *w, const int32_t *rows, int n, struct buffer *hidden,
+              struct buffer *logits);
+void hip_mtp_join(struct backend *b, struct buffer *embedding, struct buffer *hidden, struct weight *enorm, struct weight *hnorm,
+                  struct weight *eh_proj, struct buffer *h);
+
+/* The forms that activations are turned into for products, see hip/layout.h. */
+enum hip_act { HIP_ACT_F32, HIP_ACT_Q8_32, HIP_ACT_Q8_256 };
+enum hip_act hip_act_of(enum block_type weight_type);
+size_t hip_act_row_bytes(enum hip_act kind, int n); /* a multiple of 64; the CPU's act_row_bytes */
+
+/* Queues: dst [n_rows] rows of hip_act_row_bytes = x [n_rows][n] in that form, after RMSNorm with `norm` unless it is NULL. `normed` [n_rows][n] f32, or NULL, receives the
+ * normalised rows. Device addresses. */
+void hip_quantise(struct hip *h, enum hip_act kind, const float *x, int n_rows, int n, const struct weight *norm, void *dst, float *normed);
+
+/* Queues y [n_rows][n_out] (+)= w * act, act in the form that goes with w's type. One to eight rows: mat-vec (hip_mat.c); more: tiles (hip_tile.c). */
+void hip_product(struct hip *h, const struct weight *w, const void *act, int n_rows, float *y, bool add);
+
+/* ---- hip_tile.c: the tiled products of prefill ---- */
+
+bool hip_tile_has(enum block_type type); /* true: there is a WMMA kernel */
+void hip_tile(struct hip *h, const struct weight *w, const void *act, int n_rows, float *y, bool add);
+
+/* ---- hip_moe.c ---- */
+
+void hip_moe(struct backend *b, struct buffer *h, struct weight *norm, const struct moe_weights *w, struct buffer *chosen);
+
+/* ---- hip_attn.c ---- */
+
+void hip_attn_store(struct backend *b, int layer, struct buffer *q, struct buffer *k, struct buffer *v, struct weight *q_norm, struct weight *k_norm);
+void hip_attn_mix(struct backend *b, int layer, struct buffer *q, struct buffer *out);
+
+/* ---- hip_delta.c ---- */
+
+void hip_delta_conv(struct backend *b, int layer, struct buffer *u, struct buffer *beta_raw, struct buffer *alpha_raw, struct weight *conv,
+                    struct weight *dt_bias, struct weight *a, struct buffer *qkv, struct buffer *gates);
+void hip_delta_rule(struct backend *b, int layer, struct buffer *qkv, struct buffer *gates, struct buffer *z, struct weight *norm,
+                    struct buffer *out);
+
+/* ---- selftest.c ---- */
+
+/* Runs every kernel against the CPU on random data. -1 with err naming the kernel and the ISA. */
+int hip_selftest(struct hip_device *d, struct error *err);
+
+#endif
