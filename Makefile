@@ -12,8 +12,8 @@ CFLAGS  = -std=c17 -D_GNU_SOURCE -I. $(OPT) $(SAN) -fno-math-errno -ffp-contract
           -Wall -Wextra -Wshadow -Wconversion -Werror $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
 LDLIBS  = $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lunistring -lm -pthread
 
-SRC     = $(filter-out server/main.c,$(wildcard base/*.c config/*.c engine/*.c engine/cpu/*.c api/*.c server/*.c))
-OBJ     = $(SRC:%.c=$(BUILD)/obj/%.o)
+SRC     = $(filter-out server/main.c,$(wildcard base/*.c config/*.c engine/*.c engine/cpu/*.c hip/*.c api/*.c server/*.c))
+OBJ     = $(SRC:%.c=$(BUILD)/obj/%.o) $(BUILD)/obj/hip/bundle.o
 LIB     = $(BUILD)/libbedside.a
 TESTS   = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/unit/test_*.c tests/golden/test_*.c))
 BENCHES = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/bench/bench_*.c))
@@ -34,7 +34,7 @@ run: deps
 	$(BUILD)/bedside serve --model "$(MODEL)"
 
 test: deps
-	@$(MAKE) --no-print-directory -j$(JOBS) all tests
+	@$(MAKE) --no-print-directory -j$(JOBS) all tests hip-tests
 	tests/run.sh $(BUILD)
 
 deps:
@@ -69,9 +69,11 @@ $(BUILD)/tests/bench/%: tests/bench/%.c $(LIB)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -MMD -MP -MF $@.d -o $@ $< $(LIB) $(LDLIBS)
 
+include tests/hip/hip.mk
+
 # The tests under AddressSanitizer and UndefinedBehaviorSanitizer.
 asan: deps
-	@$(MAKE) --no-print-directory -j$(JOBS) BUILD=build-asan OPT="-O1 -g" HOT=-O1 SAN="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer" all tests
+	@$(MAKE) --no-print-directory -j$(JOBS) BUILD=build-asan OPT="-O1 -g" HOT=-O1 SAN="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer" all tests hip-tests
 	tests/run.sh build-asan
 
 # A minute of fuzzing for each target (FUZZ_SECONDS to change), with clang's libFuzzer.
@@ -101,6 +103,7 @@ check:
 help:
 	@echo "make run [MODEL=file.gguf]  install what is missing, build, serve on http://127.0.0.1:8080"
 	@echo "make test                   install, build, run every test"
+	@echo "make test-hip               every GPU test: all kernels on the emulator and the shim, whole models"
 	@echo "make                        build/bedside only"
 	@echo "make asan | clang | check | fuzz | bench | load"
 	@echo "make clean"

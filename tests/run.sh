@@ -49,6 +49,13 @@ for source in tests/unit/test_*.c tests/golden/test_*.c; do
     run_tap "${source%.c}" env CMOCKA_MESSAGE_OUTPUT=TAP "$program"
 done
 
+# The GPU's tests: with BEDSIDE_HIP_TESTS=all (make test-hip) in full length.
+for source in tests/hip/test_*.c tests/hip/test_*.cpp; do
+    [ -e "$source" ] || continue
+    wanted "$source" "$@" || continue
+    run_tap "${source%.c*}" env CMOCKA_MESSAGE_OUTPUT=TAP BUILD="$build" "$build/${source%.c*}"
+done
+
 skipped=0
 node_major=$( (node --version 2>/dev/null || echo v0) | sed 's/^v\([0-9]*\).*/\1/')
 for source in tests/http/test_*.mjs; do
@@ -70,10 +77,10 @@ for source in tests/http/test_*.mjs; do
     run_tap "${source%.mjs}" env BEDSIDE="$build/bedside" node --test --test-reporter=tap "$source"
 done
 
-for source in tests/http/test_*.sh tests/tools/test_*.sh; do
+for source in tests/http/test_*.sh tests/tools/test_*.sh tests/hip/test_*.sh; do
     [ -e "$source" ] || continue
     wanted "$source" "$@" || continue
-    run_tap "${source%.sh}" env BEDSIDE="$build/bedside" sh "$source"
+    run_tap "${source%.sh}" env BEDSIDE="$build/bedside" BUILD="$build" sh "$source"
 done
 
 passed=$(grep '^ok ' "$log" | grep -cv '# SKIP')

@@ -1,0 +1,7 @@
+/* hip/kernels/kernels.hip: all kernels of one code object. */
+#include "hip/kernels/gpu.h"
+
+#include "hip/kernels/params.h"
+
+#include "hip/kernels/matmul.h"
+#include "hip/kernels/delta.h"

@@ -1,0 +1,157 @@
+/* hip/kernels/params.h: what the host (C17) and the kernels (HIP C++) say to each other: one struct per kernel, passed by value. Private to hip/.
+ *
+ * Every kernel takes exactly one argument, its struct. Plain members only; pointers are device addresses. Addresses that a kernel reads out of
+ * device memory are uint64_t and are turned into pointers with GLOBAL() (hip/kernels/gpu.h). Each file of kernels has its own block of structs. */
+#ifndef BEDSIDE_HIP_KERNELS_PARAMS_H
+#define BEDSIDE_HIP_KERNELS_PARAMS_H
+
+#ifndef BEDSIDE_GPU_TYPES /* the device header brings its own fixed-width types */
+#include <stdint.h>
+#endif
+
+enum { GPU_GRID = 64 }; /* GRID of engine/backend.h */
+
+/* enum block_type of engine/blocks.h: the types that have kernels. */
+enum {
+    GPU_F32 = 0,
+    GPU_F16 = 1,
+    GPU_Q4_0 = 2,
+    GPU_Q8_0 = 8,
+    GPU_Q4_K = 12,
+    GPU_Q5_K = 13,
+    GPU_Q6_K = 14,
+    GPU_BF16 = 30,
+};
+
+/* ---- shared ---- */
+
+/* One sequence's share of a step: rows row .. row+n-1 at positions pos .. pos+n-1. */
+struct gpu_span {
+    int32_t row, n, pos;
+    int32_t first_page; /* index of its page 0 in gpu_step.pages */
+    uint64_t state;     /* address of its state slot; 0 without DeltaNet */
+};
+
+/* The step in progress, uploaded by `begin`. */
+struct gpu_step {
+    const int32_t *ids;           /* [n_rows] */
+    const int32_t *row_span;      /* [n_rows] index into spans */
+    const int32_t *row_pos;       /* [n_rows] position in its sequence */
+    const struct gpu_span *spans; /* [n_spans] */
+    const uint64_t *pages;        /* page addresses of all spans, one span after the other */
+    int32_t n_rows, n_spans;
+};
+
+/* A weight on the device; layout by type in hip/layout.h. Row o of matrix m begins at data + m * mat_stride + o * row_stride. */
+struct gpu_matrix {
+    const uint8_t *data;
+    uint64_t row_stride, mat_stride;
+    int32_t type; /* enum block_type */
+    int32_t n_in, n_out, n_mats;
+};
+
+/* ---- act.h ---- */
+
+/* Row r of the result is row index[r] (or r) of x, then silu(x) * up where `up` is given, then RMSNorm where `norm` is given; written in every form whose
+ * pointer is not NULL. Grid [rows]. */
+struct act_params {
+    const float *x, *up;  /* [..][n], one after the other */
+    const int32_t *index; /* or NULL */
+    const float *norm;    /* [n], or NULL */
+    float *normed;        /* rows of n values, normed_stride values apart */
+    uint8_t *q8_256, *q8_32, *f32; /* rows of hip_act_row_bytes */
+    float eps;
+    int32_t n;
+    uint32_t normed_stride;
+};
+
+/* out [rows][n]: row ids[r] (or 0) of the matrix. Grid [rows]. */
+struct embed_params {
+    struct gpu_matrix w;
+    const int32_t *ids; /* or NULL */
+    float *out;
+};
+
+/* ---- matvec.h ---- */
+
+/* One matrix of a launch: y [rows][n_out] (+)= w * x. */
+struct matvec_item {
+    const uint8_t *w;
+    const uint8_t *x; /* rows in the form that goes with the type */
+    float *y;
+    uint32_t row_stride, x_stride; /* bytes */
+    int32_t type, n_in, n_out, add;
+    uint32_t first_group; /* of 16 weight rows, among those of all items */
+    uint32_t pad;
+};
+struct matvec_params {
+    struct matvec_item item[4];
+    int32_t n_items;
+};
+
+/* ---- head.h ---- */
+
+enum {
+    GPU_TOP_MAX = 64,    /* most values of a gpu_top */
+    GPU_TOP_PART = 1024, /* logits of one wave */
+    GPU_TOP_PARTS = 1024 /* most parts of a row */
+};
+
+/* What is kept of a row of logits: usable and finite ones only. */
+struct gpu_top {
+    float max, sum; /* the largest, and the sum of e^(logit - max): log-probability of a token = logit - max - log(sum); -inf and 0 when there is none */
+    int32_t n, pad; /* entries below: k, or less where the row has fewer */
+    struct {
+        int32_t id;
+        float logit;
+    } top[GPU_TOP_MAX]; /* best first, the lower id first of equal ones */
+};
+
+/* top_part: grid [parts / 8][rows], a wave finds the best k of its part. top_merge: grid [rows]. */
+struct top_params {
+    const float *logits;    /* [rows][n_vocab] */
+    const uint32_t *usable; /* a bit for each id, or NULL: all */
+    uint64_t *keys;         /* [rows][parts][k], descending; 0: none */
+    float *part_max, *part_sum; /* [rows][parts] */
+    struct gpu_top *out;    /* [rows] */
+    int32_t n_vocab, k, parts;
+};
+
+/* ---- matmul.h ---- */
+
+/* y [n_rows][w.n_out] (+)= w * x; x: rows in the form that goes with w's type, x_stride bytes apart. TILE_OUT and TILE_ROWS results make a workgroup, or FLOAT_*
+ * for float types. */
+struct tile_params {
+    struct gpu_matrix w;
+    const uint8_t *x;
+    float *y;
+    uint32_t x_stride;
+    int32_t n_rows, add;
+};
+
+enum { TILE_OUT = 128, TILE_ROWS = 64, FLOAT_OUT = 64, FLOAT_ROWS = 16 };
+
+/* ---- delta.h ---- */
+
+struct delta_conv_params {
+    struct gpu_step step;
+    const float *u, *beta_raw, *alpha_raw; /* [R][channels], [R][v_heads] twice */
+    struct gpu_matrix conv, dt_bias, a;    /* [channels][width], [1][v_heads] twice; F32, F16 or BF16 */
+    float *qkv, *gates;                    /* [R][channels], [R][2][v_heads] */
+    uint64_t ring_at;                      /* from a slot's address to the layer's history [ring][channels] */
+    int32_t ring, width, k_heads, v_heads, dim, channels; /* ring: a power of two; heads of `dim` channels */
+    float eps, q_scale;
+};
+
+/* Also of delta_keep. */
+struct delta_rule_params {
+    struct gpu_step step;
+    const float *qkv, *gates, *z; /* [R][channels], [R][2][v_heads], [R][v_heads][dim] */
+    struct gpu_matrix norm;       /* [1][dim]; F32, F16 or BF16 */
+    float *out;                   /* [R][v_heads][dim] */
+    uint64_t m_at, k_at, u_at, g_at; /* from a slot's address to the layer's arrays */
+    int32_t k_heads, v_heads, dim;
+    float eps;
+};
+
+#endif
