@@ -59,11 +59,16 @@ $(BUILD)/hip/libamdhip64-shim.so: $(SHIM_OBJ)
 	@mkdir -p $(@D)
 	$(CXX) $(SHIM_FLAGS) -shared -o $@ $^
 
+# A runtime without kernels that fails where it is told to, for the tests of the host side.
+$(BUILD)/hip/libamdhip64-faulty.so: tests/hip/faulty_runtime.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -fPIC -shared -fvisibility=hidden -MMD -MP -MF $@.d -o $@ $<
+
 # ---- tests ----
 
 HIP_TESTS  = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/hip/test_*.c))
 SHIM_TEST  = $(BUILD)/tests/hip/test_shim
-HIP_STANDINS = $(BUILD)/hip/libamdhip64-shim.so
+HIP_STANDINS = $(BUILD)/hip/libamdhip64-shim.so $(BUILD)/hip/libamdhip64-faulty.so
 ifneq ($(wildcard tests/hip/emu*.c),)
 HIP_STANDINS += $(BUILD)/hip/libamdhip64-emu.so
 endif
