@@ -75,7 +75,7 @@ bool hip_bundle_has(const char *arch)
     struct walk w = walk_start();
     char name[32];
     while (walk_next(&w, name, sizeof name))
-        if (strcmp(name, arch) == 0)
+        if (name[0] && strcmp(name, arch) == 0)
             return true;
     return false;
 }

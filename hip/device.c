@@ -166,21 +166,23 @@ static void load_kernels(struct hip_device *d)
     }
 }
 
+static unsigned char *pinned(struct hip_device *d, size_t bytes)
+{
+    void *p = NULL;
+    return ok(d, d->rt.hipHostMalloc(&p, bytes, 0), "allocating pinned memory") ? p : NULL;
+}
+
 static void open_queue(struct hip_device *d)
 {
     const struct hip_runtime *rt = &d->rt;
     if (hip_device_failed(d) || !ok(d, rt->hipStreamCreateWithFlags(&d->stream, HIP_STREAM_NON_BLOCKING), "making its queue"))
         return;
-    void *p = NULL;
     for (int i = 0; i < PIECES; i++) {
-        if (!ok(d, rt->hipHostMalloc(&p, HIP_STAGE_BYTES, 0), "pinned memory") ||
-            !ok(d, rt->hipEventCreateWithFlags(&d->ring[i].event, HIP_EVENT_DISABLE_TIMING), "making an event"))
+        d->ring[i].host = pinned(d, HIP_STAGE_BYTES);
+        if (!d->ring[i].host || !ok(d, rt->hipEventCreateWithFlags(&d->ring[i].event, HIP_EVENT_DISABLE_TIMING), "making an event"))
             return;
-        d->ring[i].host = p;
-        p = NULL;
     }
-    if (ok(d, rt->hipHostMalloc(&p, READ_BYTES, 0), "pinned memory"))
-        d->read_room = p;
+    d->read_room = pinned(d, READ_BYTES);
 }
 
 int hip_device_open(struct hip_device **out, const char *library, int ordinal, struct error *err)
