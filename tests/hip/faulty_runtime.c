@@ -72,11 +72,11 @@ static int fault(const char *name)
     return OK;
 }
 
-#define FAULT()                                                                                                                                        \
-    do {                                                                                                                                               \
-        const int error_ = fault(__func__);                                                                                                            \
-        if (error_)                                                                                                                                    \
-            return error_;                                                                                                                             \
+#define FAULT()                                                                                                                                      \
+    do {                                                                                                                                             \
+        const int error_ = fault(__func__);                                                                                                          \
+        if (error_)                                                                                                                                  \
+            return error_;                                                                                                                           \
     } while (0)
 
 static long number(const char *name, long otherwise)
@@ -332,8 +332,8 @@ EXPORT int hipModuleGetFunction(void **function, void *module, const char *name)
     return OK;
 }
 
-EXPORT int hipModuleLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream,
-                                 void **params, void **extra)
+EXPORT int hipModuleLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                                 void *stream, void **params, void **extra)
 {
     FAULT();
     (void)stream;
@@ -342,5 +342,8 @@ EXPORT int hipModuleLaunchKernel(void *function, unsigned gx, unsigned gy, unsig
 
 EXPORT const char *hipGetErrorString(int error)
 {
-    return error == OK ? "no error" : error == OUT_OF_MEMORY ? "out of memory" : error == NO_DEVICE ? "no ROCm-capable device is detected" : "made to fail";
+    return error == OK              ? "no error"
+           : error == OUT_OF_MEMORY ? "out of memory"
+           : error == NO_DEVICE     ? "no ROCm-capable device is detected"
+                                    : "made to fail";
 }

@@ -33,16 +33,16 @@ static inline const char *hip_test_library(const char *kind)
     return path;
 }
 
-#define assert_contains(text, part)                                                                                                                    \
-    do {                                                                                                                                               \
-        if (!strstr((text), (part)))                                                                                                                   \
-            fail_msg("expected '%s' in: %s", (part), (text));                                                                                          \
+#define assert_contains(text, part)                                                                                                                  \
+    do {                                                                                                                                             \
+        if (!strstr((text), (part)))                                                                                                                 \
+            fail_msg("expected '%s' in: %s", (part), (text));                                                                                        \
     } while (0)
 
-#define assert_ok(call, err)                                                                                                                           \
-    do {                                                                                                                                               \
-        if ((call) != 0)                                                                                                                               \
-            fail_msg("%s: %s", #call, (err).text);                                                                                                     \
+#define assert_ok(call, err)                                                                                                                         \
+    do {                                                                                                                                             \
+        if ((call) != 0)                                                                                                                             \
+            fail_msg("%s: %s", #call, (err).text);                                                                                                   \
     } while (0)
 
 /* A reproducible byte for place i. */

@@ -33,7 +33,8 @@ static int setup_group(void **state)
 static int setup(void **state)
 {
     (void)state;
-    static const char *const settings[] = {"FAULTY", "FAULTY_ONCE", "FAULTY_DEVICES", "FAULTY_ARCH", "FAULTY_WAVE", "FAULTY_FREE", "BEDSIDE_HIP_LIBRARY"};
+    static const char *const settings[] = {"FAULTY",      "FAULTY_ONCE", "FAULTY_DEVICES",     "FAULTY_ARCH",
+                                           "FAULTY_WAVE", "FAULTY_FREE", "BEDSIDE_HIP_LIBRARY"};
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
         unsetenv(settings[i]);
     faulty_forget_calls();
