@@ -3,5 +3,9 @@
 
 #include "hip/kernels/params.h"
 
+#include "hip/kernels/matvec.h"
+#include "hip/kernels/act.h"
+#include "hip/kernels/head.h"
+
 #include "hip/kernels/matmul.h"
 #include "hip/kernels/delta.h"

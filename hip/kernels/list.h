@@ -22,6 +22,17 @@ KERNEL_ENTRY(rows_f16, tile_params, 256)
 KERNEL_ENTRY(rows_bf16, tile_params, 256)
 /* ---- moe.h ---- */
 /* ---- attn.h ---- */
+KERNEL_ENTRY(attn_store, attn_store_params, 128)
+KERNEL_ENTRY(attn_few_256, attn_mix_params, 128)
+KERNEL_ENTRY(attn_many_256, attn_mix_params, 128)
+KERNEL_ENTRY(attn_few_128, attn_mix_params, 128)
+KERNEL_ENTRY(attn_many_128, attn_mix_params, 128)
+KERNEL_ENTRY(attn_any, attn_mix_params, 128)
+KERNEL_ENTRY(attn_few_256_q8, attn_mix_params, 128)
+KERNEL_ENTRY(attn_many_256_q8, attn_mix_params, 128)
+KERNEL_ENTRY(attn_few_128_q8, attn_mix_params, 128)
+KERNEL_ENTRY(attn_many_128_q8, attn_mix_params, 128)
+KERNEL_ENTRY(attn_any_q8, attn_mix_params, 128)
 /* ---- delta.h ---- */
 KERNEL_ENTRY(delta_conv, delta_conv_params, 128)
 KERNEL_ENTRY(delta_rule, delta_rule_params, 256)

@@ -154,4 +154,39 @@ struct delta_rule_params {
     float eps;
 };
 
+/* ---- attn.h ---- */
+
+enum {
+    ATTN_PART = 256,       /* tokens: a sequence's parts, on the absolute grid */
+    ATTN_MAX_DIM = 256,    /* channels of a head, a multiple of 16 */
+    ATTN_ROPE_ROWS = 1024, /* positions in one piece of the table of angles */
+};
+
+struct attn_store_params {
+    struct gpu_step step;
+    float *q;                         /* [R][NH][q_stride] */
+    const float *k, *v;               /* [R][NKV][HD] */
+    struct gpu_matrix q_norm, k_norm; /* [1][HD], F32, F16 or BF16 */
+    const uint64_t *rope;             /* addresses of [ATTN_ROPE_ROWS][n_rot] f32: cos of n_rot / 2 angles, then sin */
+    uint64_t k_offset, v_offset;      /* of KV head 0, from the page's address */
+    uint32_t head_bytes, row_bytes;   /* from one KV head to the next, from one token to the next */
+    int32_t n_heads, n_kv_heads, head_dim, n_rot, q_stride, q8;
+    float eps;
+    int32_t pad;
+};
+
+struct attn_mix_params {
+    struct gpu_step step;
+    const float *q;
+    float *out;               /* [R][NH][HD] */
+    float *part_acc;          /* [R][NH][parts][HD] */
+    float *part_ms;           /* [R][NH][parts][2] */
+    int32_t *done;            /* [blocks][NKV], 0 */
+    uint64_t k_offset, v_offset;
+    uint32_t head_bytes, row_bytes;
+    int32_t n_heads, n_kv_heads, group, head_dim, q_stride, gated;
+    float scale; /* attn_scale / ln 2 */
+    int32_t parts; /* most parts of a sequence, when each has its own workgroup; otherwise 0 */
+};
+
 #endif
