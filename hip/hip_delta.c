@@ -1,0 +1,142 @@
+/* The HIP backend's gated DeltaNet, spec/qwen35moe.md section 7: checks and launches. The arithmetic is in hip/kernels/delta.h. */
+#include "hip/hip_impl.h"
+
+#include <math.h>
+
+/* What the kernels count on, and cannot include the headers for. */
+_Static_assert((int)GPU_GRID == (int)GRID, "hip/kernels/params.h and engine/backend.h");
+_Static_assert(BLOCK_F32 == 0 && BLOCK_F16 == 1 && BLOCK_BF16 == 30, "hip/kernels/delta.h names these");
+enum { CONV_HEADS = 4, CONV_ROWS = 16, DIM_MAX = 256, WIDTH_MAX = 16 }; /* hip/kernels/delta.h */
+_Static_assert(CONV_ROWS >= WIDTH_MAX - 1, "the wave with a span's first rows reads all of the history that the span needs");
+
+struct sizes {
+    size_t hk, hv, s, channels;
+};
+
+static struct sizes sizes_of(const struct hip *h)
+{
+    const struct backend_shape *sh = &h->base.shape;
+    const size_t hk = (size_t)sh->delta_k_heads, hv = (size_t)sh->delta_v_heads, s = (size_t)sh->delta_dim;
+    return (struct sizes){hk, hv, s, (2 * hk + hv) * s};
+}
+
+/* No scratch is needed; shapes that the kernels do not know are refused. */
+int hip_delta_open(struct hip *h, struct error *err)
+{
+    const struct backend_shape *sh = &h->base.shape;
+    h->delta = NULL;
+    if (sh->n_delta_layers == 0)
+        return 0;
+    if (sh->delta_dim < 16 || sh->delta_dim > DIM_MAX || sh->delta_dim % 16 != 0)
+        return error_set(err, "the GPU's DeltaNet kernels take heads of 16, 32 .. %d channels, and this model's have %d: run it on the CPU (backend cpu)",
+                         DIM_MAX, sh->delta_dim);
+    if (sh->conv_width < 2 || sh->conv_width > WIDTH_MAX)
+        return error_set(err, "the GPU's DeltaNet kernels take convolutions of 2 .. %d taps, and this model's have %d: run it on the CPU (backend cpu)",
+                         WIDTH_MAX, sh->conv_width);
+    return 0;
+}
+
+void hip_delta_close(struct hip *h)
+{
+    h->delta = NULL;
+}
+
+static bool check_layer(struct hip *h, int layer)
+{
+    if (layer >= 0 && layer < h->base.shape.n_delta_layers)
+        return true;
+    hip_device_fail(h->dev, "DeltaNet: layer %d is outside the model's %d", layer, h->base.shape.n_delta_layers);
+    return false;
+}
+
+/* w is a matrix of that shape and of a type that the kernels read value by value. */
+static bool check_weight(struct hip *h, const char *what, const struct weight *w, int64_t n_in, int64_t n_out)
+{
+    if (!hip_fits(h, what, w, n_in, n_out, 1))
+        return false;
+    const enum block_type type = w->desc.type;
+    if (type == BLOCK_F32 || type == BLOCK_F16 || type == BLOCK_BF16)
+        return true;
+    hip_device_fail(h->dev, "%s: weight %s is of type %s, but the GPU reads F32, F16 and BF16 here: run the model on the CPU (backend cpu)", what, w->name,
+                    block_info((uint32_t)type)->name);
+    return false;
+}
+
+/* ---- delta_conv ---- */
+
+void hip_delta_conv(struct backend *b, int layer, struct buffer *u, struct buffer *beta_raw, struct buffer *alpha_raw, struct weight *conv,
+                    struct weight *dt_bias, struct weight *a, struct buffer *qkv, struct buffer *gates)
+{
+    struct hip *h = hip_of(b);
+    const struct backend_shape *sh = &b->shape;
+    const struct sizes d = sizes_of(h);
+    const size_t rows = (size_t)h->step.n_rows;
+    if (!hip_ready(h) || !check_layer(h, layer) || !hip_has(h, "delta_conv: u", u, rows, d.channels) ||
+        !hip_has(h, "delta_conv: beta", beta_raw, rows, d.hv) || !hip_has(h, "delta_conv: alpha", alpha_raw, rows, d.hv) ||
+        !hip_has(h, "delta_conv: qkv", qkv, rows, d.channels) || !hip_has(h, "delta_conv: gates", gates, rows, 2 * d.hv) ||
+        !check_weight(h, "delta_conv: conv", conv, sh->conv_width, (int64_t)d.channels) ||
+        !check_weight(h, "delta_conv: dt_bias", dt_bias, sh->delta_v_heads, 1) || !check_weight(h, "delta_conv: a", a, sh->delta_v_heads, 1))
+        return;
+    const struct hip_state_layout at = hip_state_layout(h, layer);
+    const struct delta_conv_params p = {.step = h->step,
+                                        .u = u->dev,
+                                        .beta_raw = beta_raw->dev,
+                                        .alpha_raw = alpha_raw->dev,
+                                        .conv = conv->gpu,
+                                        .dt_bias = dt_bias->gpu,
+                                        .a = a->gpu,
+                                        .qkv = qkv->dev,
+                                        .gates = gates->dev,
+                                        .ring_at = at.conv,
+                                        .ring = at.ring,
+                                        .width = sh->conv_width,
+                                        .k_heads = sh->delta_k_heads,
+                                        .v_heads = sh->delta_v_heads,
+                                        .dim = sh->delta_dim,
+                                        .channels = (int32_t)d.channels,
+                                        .eps = sh->norm_eps,
+                                        .q_scale = 1.0f / sqrtf((float)sh->delta_dim)};
+    int longest = 0;
+    for (int i = 0; i < h->step.n_spans; i++)
+        longest = h->spans[i].n > longest ? h->spans[i].n : longest;
+    const unsigned heads = (unsigned)(2 * sh->delta_k_heads + sh->delta_v_heads);
+    HIP_LAUNCH(h->dev, delta_conv, (heads + CONV_HEADS - 1) / CONV_HEADS, ((unsigned)longest + CONV_ROWS - 1) / CONV_ROWS, (unsigned)h->step.n_spans, p);
+}
+
+/* ---- delta_rule ---- */
+
+void hip_delta_rule(struct backend *b, int layer, struct buffer *qkv, struct buffer *gates, struct buffer *z, struct weight *norm, struct buffer *out)
+{
+    struct hip *h = hip_of(b);
+    const struct backend_shape *sh = &b->shape;
+    const struct sizes d = sizes_of(h);
+    const size_t rows = (size_t)h->step.n_rows, v_row = d.hv * d.s;
+    if (!hip_ready(h) || !check_layer(h, layer) || !hip_has(h, "delta_rule: qkv", qkv, rows, d.channels) ||
+        !hip_has(h, "delta_rule: gates", gates, rows, 2 * d.hv) || !hip_has(h, "delta_rule: z", z, rows, v_row) ||
+        !hip_has(h, "delta_rule: out", out, rows, v_row) || !check_weight(h, "delta_rule: norm", norm, sh->delta_dim, 1))
+        return;
+    const struct hip_state_layout at = hip_state_layout(h, layer);
+    const struct delta_rule_params p = {.step = h->step,
+                                        .qkv = qkv->dev,
+                                        .gates = gates->dev,
+                                        .z = z->dev,
+                                        .norm = norm->gpu,
+                                        .out = out->dev,
+                                        .m_at = at.m,
+                                        .k_at = at.k,
+                                        .u_at = at.u,
+                                        .g_at = at.g,
+                                        .k_heads = sh->delta_k_heads,
+                                        .v_heads = sh->delta_v_heads,
+                                        .dim = sh->delta_dim,
+                                        .eps = sh->norm_eps};
+    bool crosses = false; /* a span that goes on into another grid cell: its keys are kept when no head reads the old ones any more */
+    for (int i = 0; i < h->step.n_spans; i++)
+        crosses |= h->spans[i].pos % GRID + h->spans[i].n > GRID;
+    if (sh->delta_dim == 128)
+        HIP_LAUNCH(h->dev, delta_rule_128, (unsigned)sh->delta_v_heads, (unsigned)h->step.n_spans, 1, p);
+    else
+        HIP_LAUNCH(h->dev, delta_rule, (unsigned)sh->delta_v_heads, (unsigned)h->step.n_spans, 1, p);
+    if (crosses)
+        HIP_LAUNCH(h->dev, delta_keep, GRID, (unsigned)h->step.n_spans, 1, p);
+}

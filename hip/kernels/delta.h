@@ -1,0 +1,714 @@
+/* hip/kernels/delta.h: the gated DeltaNet, spec/qwen35moe.md section 7, in the chunked form that engine/backend.h states.
+ *
+ * delta_conv: a wave has one head of up to CONV_ROWS rows of a span. The wave with the span's first rows is the only one that reads the slot's history,
+ * and it overwrites the history when it has read it; CONV_ROWS is no less than the taps before a row's own.
+ *
+ * delta_rule: a workgroup has one value head of one span and works off the span's grid cells in order. Wave w owns rows 8w .. 8w+7 of the cell; its lanes
+ * own four columns each of the head (of every 128 columns, should the head have more). In a cell:
+ *   dots      k_t.k_s and q_t.k_s with their decay and beta, for the new rows t and all rows s up to t, into SHARED `coef`;
+ *   products  k_t M0 and q_t M0 of the wave's new rows: one read of M0 for both and for all eight rows;
+ *   stages    for each block of eight rows in order: its wave solves for U inside the block and publishes U, the waves after it take that off their rows;
+ *   fold      when the cell is full: M0 = e^G M0 + sum_t e^(G - G_t) k_t^T U_t.
+ * One row of decode goes the same way as 64 of prefill. Each sum runs over the same terms in the same order whatever the rows beside it:
+ *   products  i in order, one chain of fused multiply-adds;
+ *   dots      four chains, chain l over i with i / 4 % 4 == l; then (0 + 1) + (2 + 3);
+ *   stages    one chain for each block of eight s; then the chains in order, the row's own block last;
+ *   fold      t in order, one chain.
+ *
+ * A row's k comes from the slot if the row is older than the step, else from qkv: the heads that share a key head do not wait for each other, and none
+ * may write keys that another still reads. A span inside one cell writes rows that nobody reads (delta_rule does it), others go through delta_keep. */
+#ifndef BEDSIDE_HIP_KERNELS_DELTA_H
+#define BEDSIDE_HIP_KERNELS_DELTA_H
+
+enum {
+    DELTA_WAVES = 8,
+    DELTA_THREADS = 32 * DELTA_WAVES,
+    DELTA_BLOCK = GPU_GRID / DELTA_WAVES, /* rows of a cell that a wave owns */
+    DELTA_COLUMNS = 128,                  /* that the lanes of a wave own */
+    DELTA_COEF = 68,                      /* row of coef: more than the cell, for the banks, and a multiple of 4 */
+    DELTA_TURNED = 65,                    /* row of turned keys */
+    DELTA_FEW = 8,                        /* so many new rows in a cell take their dots one by one */
+    CONV_THREADS = 128,
+    CONV_HEADS = CONV_THREADS / 32,
+    CONV_ROWS = 16,
+};
+
+#ifdef BEDSIDE_GPU_SHIM
+#define DELTA_UNROLLED(n)
+#define DELTA_ROLLED
+#else
+#define DELTA_PRAGMA(text) _Pragma(#text)
+#define DELTA_UNROLLED(n) DELTA_PRAGMA(unroll n) /* n times, or all when n is not given: what indexes registers must be a constant */
+#define DELTA_ROLLED _Pragma("nounroll")
+#endif
+
+/* Block types of vectors and filters, engine/blocks.h (hip_delta.c compares). */
+enum { DELTA_F32 = 0, DELTA_F16 = 1, DELTA_BF16 = 30 };
+
+/* ---- small things ---- */
+
+/* x, from here on as if it came from nowhere: conditions on it are worked out where they are used and do not fill the scalar registers of the whole kernel. */
+DEV int delta_fresh(int x)
+{
+#ifndef BEDSIDE_GPU_SHIM
+    __asm__ volatile("" : "+s"(x));
+#endif
+    return x;
+}
+
+/* The same for an address. */
+DEV const float *delta_fresh(const float *p)
+{
+#ifndef BEDSIDE_GPU_SHIM
+    __asm__ volatile("" : "+s"(p));
+#endif
+    return p;
+}
+
+/* Four floats at the same address in all lanes, from memory that nobody writes while the kernel runs: through the scalar cache. */
+DEV f32x4_t delta_same_f32x4(const float *p)
+{
+#ifdef BEDSIDE_GPU_SHIM
+    return load_f32x4(p);
+#else
+    return *(const __attribute__((address_space(4))) f32x4_t *)(uint64_t)p;
+#endif
+}
+
+/* The same, `bytes` further; a small offset stays in a scalar register. */
+DEV f32x4_t delta_same_f32x4_at(const float *p, uint32_t bytes)
+{
+    return delta_same_f32x4((const float *)(const void *)((const char *)p + bytes));
+}
+
+DEV float delta_value(const struct gpu_matrix *w, const uint8_t *row, int i)
+{
+    if (w->type == DELTA_F32)
+        return ((const float *)(const void *)row)[i];
+    const uint16_t bits = ((const uint16_t *)(const void *)row)[i];
+    return w->type == DELTA_F16 ? h2f(u2h(bits)) : bf2f(bits);
+}
+
+DEV float delta_wave_sum(float x)
+{
+    x += shfl_xor_f<16>(x);
+    x += shfl_xor_f<8>(x);
+    x += shfl_xor_f<4>(x);
+    x += shfl_xor_f<2>(x);
+    x += shfl_xor_f<1>(x);
+    return x;
+}
+
+DEV float delta_silu(float x)
+{
+    return x / (1.0f + gpu_expf(-x));
+}
+
+DEV f32x4_t delta_fma(float a, f32x4_t x, f32x4_t y)
+{
+    f32x4_t r = y;
+    for (int c = 0; c < 4; c++)
+        r[c] = gpu_fmaf(a, x[c], y[c]);
+    return r;
+}
+
+DEV int delta_min(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+DEV int delta_max(int a, int b)
+{
+    return a > b ? a : b;
+}
+
+DEV bool delta_in_one_cell(const struct gpu_span &span)
+{
+    return (span.pos & (GPU_GRID - 1)) + span.n <= GPU_GRID;
+}
+
+/* ---- delta_conv ---- */
+
+/* ln(1 + e^x). For small e the rounding of 1 + e is taken out again. */
+DEV float delta_softplus(float x)
+{
+    if (x > 20.0f)
+        return x;
+    const float e = gpu_expf(x), w = 1.0f + e;
+    return w == 1.0f ? e : gpu_logf(w) * (e / (w - 1.0f));
+}
+
+DEV void conv_gates(const struct delta_conv_params &p, int row, int head)
+{
+    const size_t at = (size_t)row * (size_t)p.v_heads + (size_t)head, to = (size_t)row * 2 * (size_t)p.v_heads + (size_t)head;
+    p.gates[to] = 1.0f / (1.0f + gpu_expf(-p.beta_raw[at]));
+    p.gates[to + (size_t)p.v_heads] = delta_value(&p.a, p.a.data, head) * delta_softplus(p.alpha_raw[at] + delta_value(&p.dt_bias, p.dt_bias.data, head));
+}
+
+/* The raw row `back` rows after the span's first (before it: negative), or NULL before the sequence's. */
+DEV const float *conv_source(const struct delta_conv_params &p, const struct gpu_span &span, const float *ring, int back)
+{
+    const int pos = span.pos + back;
+    if (pos < 0)
+        return nullptr;
+    return back < 0 ? ring + (size_t)(pos & (p.ring - 1)) * (size_t)p.channels : p.u + (size_t)(span.row + back) * (size_t)p.channels;
+}
+
+/* Steps 2 to 5 for rows first .. last-1 of the span and the head that begins at channel `at`. FAST: four f32 taps, held in registers, and at most 128
+ * channels. */
+template <bool FAST> DEV void conv_head(const struct delta_conv_params &p, const struct gpu_span &span, const float *ring, int head, int first, int last)
+{
+    enum { PARTS = FAST ? 1 : 2 };
+    const int lane = (int)lane_id(), at = head * p.dim;
+    f32x4_t taps[4];
+    for (int c = 0; c < 4 && FAST; c++)
+        taps[c] = load_f32x4(p.conv.data + (size_t)(at + (4 * lane < p.dim ? 4 * lane : 0) + c) * p.conv.row_stride);
+    for (int t = first; t < last; t++) {
+        f32x4_t y[PARTS];
+        float squares = 0.0f;
+        for (int part = 0; part < PARTS; part++) {
+            const int channel = DELTA_COLUMNS * part + 4 * lane;
+            f32x4_t sum = {0.0f, 0.0f, 0.0f, 0.0f};
+            for (int j = 0; j < (FAST ? 4 : p.width); j++) {
+                const float *from = conv_source(p, span, ring, t - (FAST ? 3 : p.width - 1) + j);
+                if (!from || channel >= p.dim)
+                    continue;
+                const f32x4_t x = load_f32x4(from + at + channel);
+                for (int c = 0; c < 4; c++) {
+                    float tap;
+                    if constexpr (FAST)
+                        tap = taps[c][j];
+                    else
+                        tap = delta_value(&p.conv, p.conv.data + (size_t)(at + channel + c) * p.conv.row_stride, j);
+                    sum[c] = gpu_fmaf(tap, x[c], sum[c]);
+                }
+            }
+            for (int c = 0; c < 4; c++) {
+                y[part][c] = delta_silu(sum[c]);
+                squares = gpu_fmaf(y[part][c], y[part][c], squares);
+            }
+        }
+        if (head < 2 * p.k_heads) {
+            const float by = (head < p.k_heads ? p.q_scale : 1.0f) / gpu_fmaxf(gpu_sqrtf(delta_wave_sum(squares)), p.eps);
+            for (int part = 0; part < PARTS; part++)
+                for (int c = 0; c < 4; c++)
+                    y[part][c] *= by;
+        }
+        for (int part = 0; part < PARTS; part++) {
+            const int channel = DELTA_COLUMNS * part + 4 * lane;
+            if (channel < p.dim)
+                store_f32x4(p.qkv + (size_t)(span.row + t) * (size_t)p.channels + at + channel, y[part]);
+        }
+    }
+}
+
+/* Grid [heads / CONV_HEADS][rows of the longest span / CONV_ROWS][spans]. */
+KERNEL(CONV_THREADS) delta_conv(struct delta_conv_params p)
+{
+    const int head = (int)bid_x() * CONV_HEADS + uniform_i((int)(tid_x() >> 5)), first = (int)bid_y() * CONV_ROWS, lane = (int)lane_id();
+    const struct gpu_span span = p.step.spans[bid_z()];
+    if (head >= 2 * p.k_heads + p.v_heads || first >= span.n)
+        return;
+    const int last = delta_min(first + CONV_ROWS, span.n), at = head * p.dim;
+    float *ring = GLOBAL(float, span.state + p.ring_at);
+    if (head >= 2 * p.k_heads && first + lane < last)
+        conv_gates(p, span.row + first + lane, head - 2 * p.k_heads);
+    if (p.width == 4 && p.conv.type == DELTA_F32 && p.dim <= DELTA_COLUMNS)
+        conv_head<true>(p, span, ring, head, first, last);
+    else
+        conv_head<false>(p, span, ring, head, first, last);
+    if (first > 0)
+        return;
+    for (int t = delta_max(span.n - p.ring, 0); t < span.n; t++)
+        for (int channel = 4 * lane; channel < p.dim; channel += DELTA_COLUMNS)
+            store_f32x4(ring + (size_t)((span.pos + t) & (p.ring - 1)) * (size_t)p.channels + at + channel,
+                        load_f32x4(p.u + (size_t)(span.row + t) * (size_t)p.channels + at + channel));
+}
+
+/* ---- delta_rule ---- */
+
+/* One value head of a span, and rows t0 .. t0+n-1 of the cell in work, which are rows row .. row+n-1 of the step. */
+struct delta_cell {
+    const float *qkv; /* at the head's q of row 0; k is k_at floats further, v v_at */
+    int k_at, v_at, channels, dim, k_row, v_row, v_heads, head;
+    float *m, *k, *u, *g; /* the slot's, at this head */
+    int row, t0, n;
+};
+
+DEV const float *cell_q(const struct delta_cell &cell, int t)
+{
+    return cell.qkv + (size_t)(cell.row + t - cell.t0) * (size_t)cell.channels;
+}
+
+/* The key of row t, new or old. */
+DEV const float *cell_key(const struct delta_cell &cell, int t)
+{
+    return t < cell.t0 ? cell.k + (size_t)t * (size_t)cell.k_row : cell_q(cell, t) + cell.k_at;
+}
+
+/* The eight rows of a wave's block, of which lo .. hi-1 are new: `q` is row lo's, `row[r]` how many bytes further row r's is. Rows that are not new are stood in
+ * for by the nearest that is, so that there is something to read; what is made of them is not kept. */
+struct delta_block {
+    int first, lo, hi, rows; /* rows: bit r is set when row first + r is new */
+    const float *q;
+    uint32_t row[DELTA_BLOCK];
+};
+
+DEV struct delta_block cell_block(const struct delta_cell &cell, int first)
+{
+    struct delta_block block;
+    block.first = first;
+    block.lo = delta_max(first, cell.t0);
+    block.hi = delta_min(first + DELTA_BLOCK, cell.t0 + cell.n);
+    block.rows = block.lo < block.hi ? (1 << (block.hi - first)) - (1 << (block.lo - first)) : 0;
+    block.q = cell_q(cell, block.lo);
+    for (int r = 0; r < DELTA_BLOCK; r++)
+        block.row[r] = (uint32_t)delta_max(delta_min(first + r, block.hi - 1) - block.lo, 0) * (uint32_t)cell.channels * 4;
+    return block;
+}
+
+/* coef [t][s] = beta_t (k_t.k_s) e^(G_t - G_s) for s < t, and coef [s][t] = (q_t.k_s) e^(G_t - G_s) for s <= t. First the dots. */
+DEV void cell_keep_dots(float *coef, int t, int s, float kk, float qk)
+{
+    if (s < t)
+        coef[t * DELTA_COEF + s] = kk;
+    if (s <= t)
+        coef[s * DELTA_COEF + t] = qk;
+}
+
+/* Then what goes with them, by the lane that kept them. */
+DEV void cell_decay_dots(float *coef, const float *sums, const float *beta, int t, int s)
+{
+    if (s > t)
+        return;
+    const float decay = gpu_expf(sums[t] - sums[s]);
+    if (s < t)
+        coef[t * DELTA_COEF + s] = beta[t] * coef[t * DELTA_COEF + s] * decay;
+    coef[s * DELTA_COEF + t] *= decay;
+}
+
+/* Few new rows: four lanes for each s, one for each of the four chains. */
+DEV void cell_dots_few(const struct delta_cell &cell, float *coef, const float *sums, const float *beta)
+{
+    const int s = (int)tid_x() >> 2, chain = (int)tid_x() & 3, wave = uniform_i((int)(tid_x() >> 5)), steps = cell.dim / 16;
+    const int end = cell.t0 + cell.n;
+    const float *ks = cell_key(cell, delta_min(s, end - 1)) + 4 * chain;
+    for (int t = delta_max(cell.t0, 8 * wave); t < end; t++) {
+        const float *q = cell_q(cell, t) + 4 * chain, *k = q + cell.k_at;
+        float kk = 0.0f, qk = 0.0f;
+        DELTA_UNROLLED(8) for (int m = 0; m < steps; m++) {
+            const f32x4_t y = load_f32x4(ks + 16 * m), xk = load_f32x4(k + 16 * m), xq = load_f32x4(q + 16 * m);
+            for (int e = 0; e < 4; e++) {
+                kk = gpu_fmaf(xk[e], y[e], kk);
+                qk = gpu_fmaf(xq[e], y[e], qk);
+            }
+        }
+        kk += shfl_xor_f<1>(kk);
+        qk += shfl_xor_f<1>(qk);
+        kk += shfl_xor_f<2>(kk);
+        qk += shfl_xor_f<2>(qk);
+        if (chain == 0) {
+            cell_keep_dots(coef, t, s, kk, qk);
+            cell_decay_dots(coef, sums, beta, t, s);
+        }
+    }
+}
+
+/* Chain l of sixteens m0 .. m0+steps-1 of the keys of all rows of the cell, turned: [4 * steps][row], so that lanes can take a row each. */
+DEV void cell_turn_keys(const struct delta_cell &cell, float *turned, int chain, int m0, int steps)
+{
+    for (int i = (int)tid_x(); i < 8 * GPU_GRID; i += DELTA_THREADS) {
+        const int m = i & 7, s = i >> 3;
+        if (m >= steps || s >= cell.t0 + cell.n)
+            continue;
+        const f32x4_t x = load_f32x4(cell_key(cell, s) + 16 * (m0 + m) + 4 * chain);
+        for (int e = 0; e < 4; e++)
+            turned[(4 * m + e) * DELTA_TURNED + s] = x[e];
+    }
+}
+
+/* Dots of a wave's rows: a lane has s = lane and, in WIDE waves (whose rows lie beyond), s = lane + 32. */
+struct delta_dots {
+    float kk[DELTA_BLOCK][2], qk[DELTA_BLOCK][2];
+};
+
+template <bool WIDE>
+DEV void cell_dots_add(const struct delta_cell &cell, const float *turned, const struct delta_block &block, int at, int steps, struct delta_dots &sum)
+{
+    const int lane = (int)lane_id();
+    DELTA_ROLLED for (int m = 0; m < steps; m++) {
+        const float *q = delta_fresh(block.q + at + 16 * m), *k = delta_fresh(q + cell.k_at);
+        float y[4][2];
+        for (int e = 0; e < 4; e++) {
+            y[e][0] = turned[(4 * m + e) * DELTA_TURNED + lane];
+            y[e][1] = WIDE ? turned[(4 * m + e) * DELTA_TURNED + lane + 32] : 0.0f;
+        }
+        DELTA_UNROLLED() for (int r = 0; r < DELTA_BLOCK; r++) {
+            const f32x4_t xq = delta_same_f32x4_at(q, block.row[r]), xk = delta_same_f32x4_at(k, block.row[r]);
+            for (int e = 0; e < 4; e++)
+                for (int half = 0; half < (WIDE ? 2 : 1); half++) {
+                    sum.kk[r][half] = gpu_fmaf(xk[e], y[e][half], sum.kk[r][half]);
+                    sum.qk[r][half] = gpu_fmaf(xq[e], y[e][half], sum.qk[r][half]);
+                }
+        }
+    }
+}
+
+/* Many new rows: a wave has its own rows t, a lane has one s or two. */
+template <bool WIDE>
+DEV void cell_dots_many(const struct delta_cell &cell, float *coef, float *turned, const float *sums, const float *beta, const struct delta_block &block)
+{
+    struct delta_dots total = {}, third = {};
+    DELTA_ROLLED for (int chain = 0; chain < 4; chain++) {
+        struct delta_dots sum = {};
+        DELTA_ROLLED for (int m0 = 0; m0 < cell.dim / 16; m0 += 8) {
+            const int steps = delta_min(cell.dim / 16 - m0, 8);
+            sync_threads();
+            cell_turn_keys(cell, turned, chain, m0, steps);
+            sync_threads();
+            if (block.lo < block.hi)
+                cell_dots_add<WIDE>(cell, turned, block, 16 * m0 + 4 * chain, steps, sum);
+        }
+        DELTA_UNROLLED() for (int r = 0; r < DELTA_BLOCK; r++)
+            for (int half = 0; half < (WIDE ? 2 : 1); half++) {
+                if (chain == 2) {
+                    third.kk[r][half] = sum.kk[r][half];
+                    third.qk[r][half] = sum.qk[r][half];
+                    continue;
+                }
+                const float kk = chain == 3 ? third.kk[r][half] + sum.kk[r][half] : sum.kk[r][half];
+                const float qk = chain == 3 ? third.qk[r][half] + sum.qk[r][half] : sum.qk[r][half];
+                total.kk[r][half] = chain == 0 ? kk : total.kk[r][half] + kk;
+                total.qk[r][half] = chain == 0 ? qk : total.qk[r][half] + qk;
+            }
+    }
+    const int kept = delta_fresh(block.rows), first = delta_fresh(block.first), lane = (int)lane_id();
+    DELTA_UNROLLED() for (int r = 0; r < DELTA_BLOCK; r++)
+        for (int half = 0; half < (WIDE ? 2 : 1); half++)
+            if (kept >> r & 1)
+                cell_keep_dots(coef, first + r, lane + 32 * half, total.kk[r][half], total.qk[r][half]);
+    DELTA_ROLLED for (int t = block.lo; t < block.hi; t++)
+        for (int half = 0; half < (WIDE ? 2 : 1); half++)
+            cell_decay_dots(coef, sums, beta, t, lane + 32 * half);
+}
+
+/* What a wave has of its rows: before its stage U is beta_t (v_t - e^(G_t) k_t M0) less what earlier rows take off, then U_t; o the same of o_t. Rows older than
+ * the step have their U from the slot. */
+struct delta_rows {
+    f32x4_t u[DELTA_BLOCK], o[DELTA_BLOCK];
+};
+
+/* km[r] = k M0 and qm[r] = q M0 of ROWS rows of the block (1: of row lo), at the lane's columns. The next DEPTH rows of M0 are on their way while these
+ * are worked on. */
+template <int ROWS, int DEPTH> DEV void cell_products(const struct delta_cell &cell, int column, const struct delta_block &block, f32x4_t *km, f32x4_t *qm)
+{
+    const float *m = cell.m;
+    const int dim = cell.dim;
+    f32x4_t ahead[2][DEPTH];
+    DELTA_UNROLLED() for (int r = 0; r < ROWS; r++)
+        km[r] = qm[r] = f32x4_t{0.0f, 0.0f, 0.0f, 0.0f};
+    DELTA_UNROLLED() for (int j = 0; j < DEPTH; j++)
+        ahead[0][j] = load_f32x4(m + (uint32_t)(j * dim + column));
+    DELTA_ROLLED for (int i = 0; i < dim; i += 2 * DEPTH) {
+        DELTA_UNROLLED() for (int half = 0; half < 2; half++) {
+            const int at = i + half * DEPTH, next = at + DEPTH < dim ? at + DEPTH : 0;
+            const float *q = delta_fresh(block.q + at), *k = delta_fresh(q + cell.k_at), *ahead_m = m + next * dim;
+            DELTA_UNROLLED() for (int j = 0; j < DEPTH; j++)
+                ahead[1 - half][j] = load_f32x4(ahead_m + (uint32_t)(j * dim + column));
+            DELTA_UNROLLED() for (int j = 0; j < DEPTH; j += 4)
+                DELTA_UNROLLED() for (int r = 0; r < ROWS; r++) {
+                    const uint32_t row = ROWS > 1 ? block.row[r] : 0;
+                    const f32x4_t xq = delta_same_f32x4_at(q + j, row), xk = delta_same_f32x4_at(k + j, row);
+                    for (int e = 0; e < 4; e++) {
+                        km[r] = delta_fma(xk[e], ahead[half][j + e], km[r]);
+                        qm[r] = delta_fma(xq[e], ahead[half][j + e], qm[r]);
+                    }
+                }
+        }
+    }
+}
+
+/* The wave's rows before the stages, at the lane's columns. */
+DEV void cell_begin_rows(const struct delta_cell &cell, const float *sums, const float *beta, int column, const struct delta_block &block, struct delta_rows &rows)
+{
+    if (block.hi - block.lo == 1) {
+        cell_products<1, 8>(cell, column, block, rows.u, rows.o);
+        DELTA_UNROLLED() for (int r = 1; r < DELTA_BLOCK; r++) {
+            rows.u[r] = rows.u[0];
+            rows.o[r] = rows.o[0];
+        }
+    } else if (block.lo < block.hi) {
+        cell_products<DELTA_BLOCK, 4>(cell, column, block, rows.u, rows.o);
+    }
+    const int old = delta_fresh(cell.t0 - block.first), kept = delta_fresh(block.rows);
+    const float *u = cell.u + (size_t)block.first * (size_t)cell.v_row;
+    DELTA_UNROLLED() for (int r = 0; r < DELTA_BLOCK; r++) {
+        if (r < old)
+            rows.u[r] = load_f32x4(u + (uint32_t)(r * cell.v_row + column));
+        if (!(kept >> r & 1))
+            continue;
+        const f32x4_t v = load_f32x4(block.q + (uint32_t)((int)(block.row[r] / 4) + cell.v_at + column));
+        const float grown = gpu_expf(sums[block.first + r]), b = beta[block.first + r];
+        for (int c = 0; c < 4; c++) {
+            rows.u[r][c] = b * gpu_fmaf(-grown, rows.u[r][c], v[c]);
+            rows.o[r][c] = grown * rows.o[r][c];
+        }
+    }
+}
+
+/* The wave's own stage: U of its new rows from U of the rows before them in the block. */
+DEV void cell_solve(const float *coef, const struct delta_block &block, struct delta_rows &rows)
+{
+    const int kept = delta_fresh(block.rows), first = delta_fresh(block.first);
+    DELTA_UNROLLED() for (int r = 1; r < DELTA_BLOCK; r++) {
+        if (!(kept >> r & 1))
+            continue;
+        const float *a = coef + (first + r) * DELTA_COEF + first;
+        f32x4_t chain = {0.0f, 0.0f, 0.0f, 0.0f};
+        DELTA_UNROLLED() for (int s = 0; s < r; s++)
+            chain = delta_fma(a[s], rows.u[s], chain);
+        rows.u[r] -= chain;
+    }
+}
+
+/* U of the block for the waves that follow, and of the new rows for the slot. */
+DEV void cell_publish(const struct delta_cell &cell, const struct delta_block &block, const struct delta_rows &rows, float *solved, int column, bool has)
+{
+    const int kept = delta_fresh(block.rows);
+    float *u = cell.u + (size_t)block.first * (size_t)cell.v_row;
+    DELTA_UNROLLED() for (int r = 0; r < DELTA_BLOCK; r++) {
+        store_f32x4(solved + r * DELTA_COLUMNS + 4 * (int)lane_id(), rows.u[r]);
+        if ((kept >> r & 1) && has)
+            store_f32x4(u + (uint32_t)(r * cell.v_row + column), rows.u[r]);
+    }
+}
+
+/* What the eight rows of an earlier block (from `before` on, their U in `earlier`) take off the wave's new rows and give to their outputs. */
+DEV void cell_absorb(const float *coef, const float *earlier, int before, const struct delta_block &block, struct delta_rows &rows)
+{
+    const int kept = delta_fresh(block.rows), first = delta_fresh(block.first);
+    f32x4_t u[DELTA_BLOCK];
+    DELTA_UNROLLED() for (int s = 0; s < DELTA_BLOCK; s++)
+        u[s] = load_f32x4(earlier + s * DELTA_COLUMNS + 4 * (int)lane_id());
+    DELTA_UNROLLED() for (int r = 0; r < DELTA_BLOCK; r++) {
+        if (!(kept >> r & 1))
+            continue;
+        const float *a = coef + (first + r) * DELTA_COEF + before, *b = coef + before * DELTA_COEF + first + r;
+        f32x4_t of_u = {0.0f, 0.0f, 0.0f, 0.0f}, of_o = {0.0f, 0.0f, 0.0f, 0.0f};
+        DELTA_UNROLLED() for (int s = 0; s < DELTA_BLOCK; s++) {
+            of_u = delta_fma(a[s], u[s], of_u);
+            of_o = delta_fma(b[s * DELTA_COEF], u[s], of_o);
+        }
+        rows.u[r] -= of_u;
+        rows.o[r] += of_o;
+    }
+}
+
+/* Four columns of step 8: the gate after the norm. */
+DEV f32x4_t cell_gate(f32x4_t o, float scale, f32x4_t norm, f32x4_t z)
+{
+    f32x4_t y;
+    for (int c = 0; c < 4; c++)
+        y[c] = o[c] * scale * norm[c] * delta_silu(z[c]);
+    return y;
+}
+
+/* o_t of the wave's new rows with what the rows of their own block give, themselves included; then step 8. Columns before the last 128 wait in `out`, these in
+ * `done`; a lane fetches what it has put there itself. */
+DEV void cell_finish(const struct delta_rule_params &p, const struct delta_cell &cell, const float *coef, const float *norm, float *done, int start,
+                     bool has, const struct delta_block &block, const struct delta_rows &rows)
+{
+    const int lane = (int)lane_id(), column = start + 4 * lane;
+    const bool whole = start + DELTA_COLUMNS >= cell.dim;
+    float *out = p.out + (size_t)(cell.row + block.lo - cell.t0) * (size_t)cell.v_row + (size_t)cell.head * (size_t)cell.dim;
+    const int kept = delta_fresh(block.rows), first = delta_fresh(block.first);
+    DELTA_UNROLLED() for (int r = 0; r < DELTA_BLOCK; r++) {
+        if (!(kept >> r & 1))
+            continue;
+        f32x4_t o = {0.0f, 0.0f, 0.0f, 0.0f};
+        DELTA_UNROLLED() for (int s = 0; s <= r; s++)
+            o = delta_fma(coef[(first + s) * DELTA_COEF + first + r], rows.u[s], o);
+        o += rows.o[r];
+        if (whole)
+            store_f32x4(done + r * DELTA_COLUMNS + 4 * lane, o);
+        else
+            store_f32x4(out + (size_t)(first + r - block.lo) * (size_t)cell.v_row + column, o);
+    }
+    DELTA_ROLLED for (int t = block.lo; t < block.hi && whole; t++) {
+        const float *z = p.z + (size_t)(cell.row + t - cell.t0) * (size_t)cell.v_row + (size_t)cell.head * (size_t)cell.dim;
+        float *y = out + (size_t)(t - block.lo) * (size_t)cell.v_row;
+        const f32x4_t o = load_f32x4(done + (t - block.first) * DELTA_COLUMNS + 4 * lane);
+        f32x4_t before = {0.0f, 0.0f, 0.0f, 0.0f}; /* a head has 256 columns at most */
+        float sum = 0.0f;
+        if (start > 0) {
+            before = load_f32x4(y + (uint32_t)(column - DELTA_COLUMNS));
+            for (int c = 0; c < 4; c++)
+                sum = gpu_fmaf(before[c], before[c], sum);
+        }
+        for (int c = 0; c < 4; c++)
+            sum = has ? gpu_fmaf(o[c], o[c], sum) : sum;
+        const float scale = 1.0f / gpu_sqrtf(delta_wave_sum(sum) / (float)cell.dim + p.eps);
+        if (start > 0)
+            store_f32x4(y + (uint32_t)(column - DELTA_COLUMNS), cell_gate(before, scale, load_f32x4(norm + column - DELTA_COLUMNS),
+                                                                         load_f32x4(z + (uint32_t)(column - DELTA_COLUMNS))));
+        if (has)
+            store_f32x4(y + (uint32_t)column, cell_gate(o, scale, load_f32x4(norm + column), load_f32x4(z + (uint32_t)column)));
+    }
+}
+
+/* M0 = e^G M0 + sum_t e^(G - G_t) k_t^T U_t, sixteen rows of M0 a wave. */
+DEV void cell_fold(const struct delta_cell &cell, const float *sums, const float *decay)
+{
+    enum { ROWS = 16 };
+    const int wave = uniform_i((int)(tid_x() >> 5));
+    const float keep = gpu_expf(sums[GPU_GRID - 1]);
+    for (int i = ROWS * wave; i < cell.dim; i += ROWS * DELTA_WAVES)
+        for (int start = 0; start < cell.dim; start += DELTA_COLUMNS) {
+            const int column = start + 4 * (int)lane_id();
+            if (column >= cell.dim)
+                continue;
+            float *m = cell.m + i * cell.dim;
+            f32x4_t sum[ROWS];
+            DELTA_UNROLLED() for (int r = 0; r < ROWS; r++)
+                sum[r] = keep * load_f32x4(m + (uint32_t)(r * cell.dim + column));
+            DELTA_UNROLLED(2) for (int t = 0; t < GPU_GRID; t++) {
+                const f32x4_t u = decay[t] * load_f32x4(cell.u + (uint32_t)(t * cell.v_row + column));
+                const float *k = delta_fresh(cell_key(cell, t) + i);
+                DELTA_UNROLLED() for (int r = 0; r < ROWS; r += 4) {
+                    const f32x4_t x = delta_same_f32x4(k + r);
+                    for (int e = 0; e < 4; e++)
+                        sum[r + e] = delta_fma(x[e], u, sum[r + e]);
+                }
+            }
+            DELTA_UNROLLED() for (int r = 0; r < ROWS; r++)
+                store_f32x4(m + (uint32_t)(r * cell.dim + column), sum[r]);
+        }
+}
+
+/* Sums and betas of the cell's rows; the slot receives the new sums. */
+DEV void cell_sums(const struct delta_rule_params &p, const struct delta_cell &cell, float *sums, float *beta)
+{
+    const int tid = (int)tid_x(), t = tid % GPU_GRID, end = cell.t0 + cell.n;
+    const size_t of = (size_t)(cell.row + t - cell.t0) * 2 * (size_t)cell.v_heads + (size_t)cell.head;
+    if (tid < GPU_GRID && t < end)
+        sums[t] = t < cell.t0 ? cell.g[(size_t)t * (size_t)cell.v_heads] : p.gates[of + (size_t)cell.v_heads];
+    else if (tid >= GPU_GRID && tid < 2 * GPU_GRID && t >= cell.t0 && t < end)
+        beta[t] = p.gates[of];
+    sync_threads();
+    if (tid == 0) {
+        float sum = cell.t0 > 0 ? sums[cell.t0 - 1] : 0.0f;
+        for (int i = cell.t0; i < end; i++)
+            sums[i] = sum = sum + sums[i];
+    }
+    sync_threads();
+    if (tid >= cell.t0 && tid < end)
+        cell.g[(size_t)t * (size_t)cell.v_heads] = sums[t];
+}
+
+struct delta_shared {
+    float coef[GPU_GRID * DELTA_COEF];
+    float turned[32 * DELTA_TURNED];            /* keys for the dots; then U of two blocks in turn */
+    float done[DELTA_BLOCK * DELTA_COLUMNS];    /* o of the block whose stage it is */
+    float sums[GPU_GRID], beta[GPU_GRID], decay[GPU_GRID];
+    float norm[2 * DELTA_COLUMNS];
+};
+static_assert(32 * DELTA_TURNED >= 2 * DELTA_BLOCK * DELTA_COLUMNS, "room for two blocks");
+
+/* DIM: the heads' channels, or 0 when only p.dim tells. */
+template <int DIM> DEV void delta_span(const struct delta_rule_params &p, struct delta_shared &shared)
+{
+    float *coef = shared.coef, *turned = shared.turned, *sums = shared.sums, *beta = shared.beta, *decay = shared.decay;
+    const int dim = DIM > 0 ? DIM : p.dim;
+    const struct gpu_span span = p.step.spans[bid_y()];
+    const int head = (int)bid_x(), key_head = head % p.k_heads, tid = (int)tid_x(), wave = uniform_i(tid >> 5), lane = tid & 31;
+    struct delta_cell cell;
+    cell.dim = dim;
+    cell.k_row = p.k_heads * dim;
+    cell.v_row = p.v_heads * dim;
+    cell.channels = 2 * cell.k_row + cell.v_row;
+    cell.v_heads = p.v_heads;
+    cell.head = head;
+    cell.qkv = p.qkv + key_head * dim;
+    cell.k_at = cell.k_row;
+    cell.v_at = 2 * cell.k_row + (head - key_head) * dim;
+    cell.m = GLOBAL(float, span.state + p.m_at) + head * dim * dim;
+    cell.k = GLOBAL(float, span.state + p.k_at) + key_head * dim;
+    cell.u = GLOBAL(float, span.state + p.u_at) + head * dim;
+    cell.g = GLOBAL(float, span.state + p.g_at) + head;
+    if (tid < dim)
+        shared.norm[tid] = delta_value(&p.norm, p.norm.data, tid);
+
+    DELTA_ROLLED for (int rows_done = 0; rows_done < span.n; rows_done += cell.n) {
+        cell.row = span.row + rows_done;
+        cell.t0 = (span.pos + rows_done) & (GPU_GRID - 1);
+        cell.n = delta_min(span.n - rows_done, GPU_GRID - cell.t0);
+        const struct delta_block block = cell_block(cell, wave * DELTA_BLOCK);
+        const int last = (cell.t0 + cell.n - 1) / DELTA_BLOCK;
+        sync_threads_global(); /* the cell before is done */
+        cell_sums(p, cell, sums, beta);
+        if (cell.n <= DELTA_FEW)
+            cell_dots_few(cell, coef, sums, beta);
+        else if (block.first + DELTA_BLOCK > 32)
+            cell_dots_many<true>(cell, coef, turned, sums, beta, block);
+        else
+            cell_dots_many<false>(cell, coef, turned, sums, beta, block);
+        DELTA_ROLLED for (int start = 0; start < dim; start += DELTA_COLUMNS) {
+            const bool has = start + 4 * lane < dim;
+            const int column = has ? start + 4 * lane : 0; /* lanes beyond the head's columns repeat the first and keep nothing */
+            struct delta_rows rows = {};
+            cell_begin_rows(cell, sums, beta, column, block, rows);
+            sync_threads(); /* coef is there, and `turned` is free */
+            DELTA_ROLLED for (int b = 0; b <= last; b++) {
+                float *solved = turned + (b & 1) * DELTA_BLOCK * DELTA_COLUMNS;
+                if (wave == b) {
+                    cell_solve(coef, block, rows);
+                    cell_publish(cell, block, rows, solved, column, has);
+                }
+                sync_threads();
+                if (wave > b && block.lo < block.hi)
+                    cell_absorb(coef, solved, b * DELTA_BLOCK, block, rows);
+                if (wave == b)
+                    cell_finish(p, cell, coef, shared.norm, shared.done, start, has, block, rows);
+            }
+        }
+        if (cell.t0 + cell.n == GPU_GRID) {
+            if (tid < GPU_GRID)
+                decay[tid] = gpu_expf(sums[GPU_GRID - 1] - sums[tid]);
+            sync_threads_global(); /* U of all rows is in the slot */
+            cell_fold(cell, sums, decay);
+        }
+    }
+    if (head >= p.k_heads || !delta_in_one_cell(span))
+        return;
+    for (int r = wave; r < span.n; r += DELTA_WAVES) /* the first head of each key head keeps the keys */
+        for (int i = 4 * lane; i < dim; i += DELTA_COLUMNS)
+            store_f32x4(cell.k + (size_t)(cell.t0 + r) * (size_t)cell.k_row + i, load_f32x4(cell_q(cell, cell.t0 + r) + cell.k_at + i));
+}
+
+/* Grid [v_heads][spans]. */
+KERNEL(DELTA_THREADS) delta_rule(struct delta_rule_params p)
+{
+    SHARED struct delta_shared shared;
+    delta_span<0>(p, shared);
+}
+
+KERNEL(DELTA_THREADS) delta_rule_128(struct delta_rule_params p)
+{
+    SHARED struct delta_shared shared;
+    delta_span<128>(p, shared);
+}
+
+/* The keys of a span's last cell, when that is not its first, after all heads are done. Grid [GPU_GRID][spans]. */
+KERNEL(DELTA_THREADS) delta_keep(struct delta_rule_params p)
+{
+    const struct gpu_span span = p.step.spans[bid_y()];
+    const int t = (int)bid_x(), n = (span.pos + span.n) & (GPU_GRID - 1), k_row = p.k_heads * p.dim;
+    if (t >= n || delta_in_one_cell(span))
+        return;
+    const float *from = p.qkv + (size_t)(span.row + span.n - n + t) * (size_t)(2 * k_row + p.v_heads * p.dim) + k_row;
+    float *to = GLOBAL(float, span.state + p.k_at) + (size_t)t * (size_t)k_row;
+    for (int i = 4 * (int)tid_x(); i < k_row; i += 4 * DELTA_THREADS)
+        store_f32x4(to + i, load_f32x4(from + i));
+}
+
+#endif
