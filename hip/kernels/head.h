@@ -132,7 +132,7 @@ KERNEL(256) top_merge(struct top_params p)
         const int part = j * TOP_THREADS + t;
         list[j] = p.keys + (first + (size_t)part) * (size_t)p.k;
         used[j] = 0;
-        head[j] = part < p.parts ? list[j][0] : 0;
+        head[j] = part < p.parts && p.k > 0 ? list[j][0] : 0;
         max = gpu_fmaxf(max, part < p.parts ? p.part_max[first + (size_t)part] : TOP_NONE);
     }
     max = largest_of_wave(max);

@@ -189,4 +189,76 @@ struct attn_mix_params {
     int32_t parts; /* most parts of a sequence, when each has its own workgroup; otherwise 0 */
 };
 
+/* ---- moe.h ---- */
+
+enum {
+    MOE_EXPERTS = 1024, /* most experts of a router */
+    MOE_USED = 32,      /* most of them for a row */
+};
+
+/* The experts of each row, best first, and the factors of their outputs. Grid [rows / 4]. */
+struct moe_choose_params {
+    const float *logits; /* [n_rows][n_experts] */
+    const float *shared; /* [n_rows] logit of the shared expert, or NULL */
+    int32_t *chosen;     /* [n_rows][used] */
+    int32_t *chosen_too; /* the same, or NULL */
+    float *share;        /* [n_rows][used + 1]: of the experts, of the shared one */
+    int32_t n_rows, n_experts, used;
+};
+
+/* Up to TILE_ROWS (row, rank) pairs of one expert. */
+struct gpu_moe_tile {
+    int32_t expert, first, n; /* pairs first .. first+n-1 in the order of experts; n = 0: nothing */
+    int32_t pad;
+};
+
+/* Sorts pairs by expert. Grid [1]. */
+struct moe_sort_params {
+    const int32_t *chosen; /* [n_pairs] */
+    int32_t *row, *pair;   /* [n_pairs], by place in the order of experts: the pair's row, and the pair */
+    struct gpu_moe_tile *tiles; /* [n_tiles], as many as there may be */
+    int32_t n_pairs, used, n_experts, n_tiles;
+};
+
+/* Decode: gate and up of each pair. Grid [used][rows][groups of 16 outputs]. */
+struct moe_up_params {
+    struct gpu_matrix w[2]; /* gate, up */
+    const uint8_t *x[2];    /* [rows] in the form of w's type */
+    uint32_t x_stride[2];
+    const int32_t *chosen; /* [rows][used] */
+    float *y[2];           /* [rows][used][ff] */
+    int32_t used;
+};
+
+/* Decode: h += sum of share * (down * mid). Grid [rows][groups of 16 outputs]. */
+struct moe_down_params {
+    struct gpu_matrix w[2]; /* experts, shared expert */
+    const uint8_t *mid[2];  /* [rows][used], [rows] in the form of w's type */
+    uint32_t mid_stride[2];
+    const int32_t *chosen; /* [rows][used] */
+    const float *share;    /* [rows][used + 1] */
+    float *h;              /* [rows][n_out] */
+    int32_t used;
+    int32_t parts; /* used, or used + 1 with a shared expert */
+};
+
+/* Prefill: products of tiles of pairs. Grid [tiles][groups of TILE_OUT or FLOAT_OUT outputs]. */
+struct moe_tile_params {
+    struct gpu_matrix w[2]; /* moe_pair: gate and up, of one type; otherwise the second is not used */
+    const uint8_t *x;
+    uint32_t x_stride;
+    const struct gpu_moe_tile *tiles;
+    const int32_t *x_row, *y_row; /* row of x and of y by place in the order of experts; NULL: the place itself */
+    float *y;                     /* [..][n_out] */
+};
+
+/* Prefill: h += sum of share * out. Grid [rows]. */
+struct moe_sum_params {
+    const float *out;    /* [rows][used][n] */
+    const float *shared; /* [rows][n], or NULL */
+    const float *share;  /* [rows][used + 1] */
+    float *h;            /* [rows][n] */
+    int32_t used, n;
+};
+
 #endif
