@@ -8,4 +8,6 @@
 #include "hip/kernels/head.h"
 
 #include "hip/kernels/matmul.h"
+#include "hip/kernels/moe.h"
 #include "hip/kernels/delta.h"
+#include "hip/kernels/attn.h"
