@@ -1,0 +1,377 @@
+/* tests/hip/emu/object.c: code objects: the bundle of clang, the ELF file, kernel descriptors, arguments, and the instructions through llvm-objdump-19. */
+#include "tests/hip/emu/emu.h"
+
+#include <ctype.h>
+#include <elf.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "tests/hip/emu/hip_errors.h"
+
+enum { BUNDLE_MAGIC = 24, MAX_KERNELS = 512, MAX_OBJECT = 64 << 20 };
+
+/* ---- which ELF ---- */
+
+static uint64_t u64_at(const uint8_t *p)
+{
+    uint64_t v;
+    memcpy(&v, p, 8);
+    return v;
+}
+
+static size_t elf_bytes(const uint8_t *p)
+{
+    Elf64_Ehdr h;
+    memcpy(&h, p, sizeof h);
+    return (size_t)h.e_shoff + (size_t)h.e_shentsize * h.e_shnum;
+}
+
+/* The entry of a bundle whose target ends in -gfxNNNN; NULL: none. */
+static const uint8_t *find_in_bundle(const uint8_t *p, const char *arch, size_t *bytes)
+{
+    const uint64_t n = u64_at(p + BUNDLE_MAGIC);
+    const uint8_t *e = p + BUNDLE_MAGIC + 8;
+    const size_t arch_len = strlen(arch);
+    for (uint64_t i = 0; i < n && i < 64; i++) {
+        const uint64_t offset = u64_at(e), size = u64_at(e + 8), len = u64_at(e + 16);
+        const char *id = (const char *)e + 24;
+        if (len > 256)
+            return NULL;
+        if (len > arch_len && id[len - arch_len - 1] == '-' && memcmp(id + len - arch_len, arch, arch_len) == 0) {
+            *bytes = size;
+            return p + offset;
+        }
+        e += 24 + len;
+    }
+    return NULL;
+}
+
+/* ---- the image ---- */
+
+static int load_segments(struct module *m, const uint8_t *elf, size_t bytes)
+{
+    Elf64_Ehdr h;
+    memcpy(&h, elf, sizeof h);
+    uint64_t top = 0;
+    for (int i = 0; i < h.e_phnum; i++) {
+        Elf64_Phdr p;
+        memcpy(&p, elf + h.e_phoff + (size_t)i * h.e_phentsize, sizeof p);
+        if (p.p_type != PT_LOAD)
+            continue;
+        if (p.p_offset + p.p_filesz > bytes || p.p_vaddr + p.p_memsz > MAX_OBJECT)
+            return -1;
+        top = p.p_vaddr + p.p_memsz > top ? p.p_vaddr + p.p_memsz : top;
+    }
+    m->image_bytes = (top + 8191) & ~4095ull;
+    m->image = mmap(NULL, m->image_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (m->image == MAP_FAILED) {
+        m->image = NULL;
+        return -1;
+    }
+    for (int i = 0; i < h.e_phnum; i++) {
+        Elf64_Phdr p;
+        memcpy(&p, elf + h.e_phoff + (size_t)i * h.e_phentsize, sizeof p);
+        if (p.p_type == PT_LOAD)
+            memcpy(m->image + p.p_vaddr, elf + p.p_offset, p.p_filesz);
+    }
+    return 0;
+}
+
+/* Value of a dynamic symbol; 0: none. */
+static uint64_t symbol(const uint8_t *elf, const char *name)
+{
+    Elf64_Ehdr h;
+    memcpy(&h, elf, sizeof h);
+    for (int i = 0; i < h.e_shnum; i++) {
+        Elf64_Shdr s, strings;
+        memcpy(&s, elf + h.e_shoff + (size_t)i * h.e_shentsize, sizeof s);
+        if (s.sh_type != SHT_DYNSYM)
+            continue;
+        memcpy(&strings, elf + h.e_shoff + (size_t)s.sh_link * h.e_shentsize, sizeof strings);
+        for (uint64_t k = 0; k < s.sh_size / sizeof(Elf64_Sym); k++) {
+            Elf64_Sym sym;
+            memcpy(&sym, elf + s.sh_offset + k * sizeof sym, sizeof sym);
+            if (strcmp((const char *)elf + strings.sh_offset + sym.st_name, name) == 0)
+                return sym.st_value;
+        }
+    }
+    return 0;
+}
+
+/* ---- LLVM's tools ---- */
+
+/* Opens a pipe from `tool arguments file`. The tool's name may be given in the environment. */
+static FILE *open_tool(const char *variable, const char *usual, const char *arguments, const char *file)
+{
+    char command[512];
+    const char *tool = getenv(variable);
+    const int n = snprintf(command, sizeof command, "%s %s %s", tool ? tool : usual, arguments, file);
+    return n > 0 && (size_t)n < sizeof command ? popen(command, "r") : NULL;
+}
+
+/* ---- notes: names, arguments, registers ---- */
+
+/* The notes are YAML with kernels at indentation 2 and their arguments at 6. */
+static void read_note_line(struct module *m, const char *line, char arch[64])
+{
+    const char *s = line + strspn(line, " ");
+    const size_t indent = (size_t)(s - line);
+    const bool item = s[0] == '-' && s[1] == ' ';
+    const char *target = strstr(line, "amdhsa.target:");
+    if (target) {
+        const char *gfx = strstr(target, "gfx");
+        if (gfx)
+            snprintf(arch, 64, "%.*s", (int)strspn(gfx, "abcdefghijklmnopqrstuvwxyz0123456789-"), gfx);
+        return;
+    }
+    if (item)
+        s += 2 + strspn(s + 2, " ");
+    if (item && *s != '.') /* amdhsa.version */
+        return;
+    if (item && indent == 2 && m->n_kernels < MAX_KERNELS)
+        m->n_kernels++;
+    if (m->n_kernels == 0)
+        return;
+    struct kernel *k = &m->kernels[m->n_kernels - 1];
+    unsigned x;
+    char text[96], kind[40];
+    if (indent >= 6) {
+        if (item && indent == 6 && k->n_args < 40)
+            k->n_args++;
+        if (k->n_args == 0)
+            return;
+        struct kernel_arg *a = &k->args[k->n_args - 1];
+        if (sscanf(s, ".offset: %u", &x) == 1)
+            a->offset = x;
+        else if (sscanf(s, ".size: %u", &x) == 1)
+            a->size = x;
+        else if (sscanf(s, ".value_kind: %39s", kind) == 1 && strncmp(kind, "hidden_", 7) == 0)
+            memcpy(a->hidden, kind, sizeof kind);
+        return;
+    }
+    if (sscanf(s, ".name: %95s", text) == 1)
+        snprintf(k->name, sizeof k->name, "%s", text);
+    else if (sscanf(s, ".kernarg_segment_size: %u", &x) == 1)
+        k->kernarg_bytes = x;
+    else if (sscanf(s, ".vgpr_count: %u", &x) == 1)
+        k->vgprs = x;
+    else if (sscanf(s, ".sgpr_count: %u", &x) == 1)
+        k->sgprs = x;
+    else if (sscanf(s, ".vgpr_spill_count: %u", &x) == 1 || sscanf(s, ".sgpr_spill_count: %u", &x) == 1)
+        k->spills += x;
+    else if (sscanf(s, ".max_flat_workgroup_size: %u", &x) == 1)
+        k->max_threads = x;
+}
+
+static int read_notes(struct module *m, const char *file, char arch[64])
+{
+    char line[512];
+    FILE *f = open_tool("EMU_READELF", "llvm-readelf-19", "--notes", file);
+    m->kernels = calloc(MAX_KERNELS, sizeof *m->kernels);
+    if (!f || !m->kernels) {
+        if (f)
+            pclose(f);
+        return -1;
+    }
+    while (fgets(line, sizeof line, f))
+        read_note_line(m, line, arch);
+    return pclose(f) == 0 && m->n_kernels > 0 ? 0 : -1;
+}
+
+/* ---- instructions ---- */
+
+static int add_insn(struct module *m, uint32_t *room, const char *text, uint64_t address, uint32_t encoding, bool gfx12)
+{
+    if (m->n_insns + 1 >= *room) {
+        *room = *room ? *room * 2 : 4096;
+        struct insn *insns = realloc(m->insns, *room * sizeof *insns);
+        m->insns = insns ? insns : m->insns;
+        char **texts = realloc(m->text, *room * sizeof *texts);
+        m->text = texts ? texts : m->text;
+        uint64_t *addresses = realloc(m->address, *room * sizeof *addresses);
+        m->address = addresses ? addresses : m->address;
+        if (!insns || !texts || !addresses)
+            return -1;
+    }
+    struct insn *in = &m->insns[m->n_insns];
+    memset(in, 0, 2 * sizeof *in); /* and the one after the last, which nobody reaches */
+    in->number = m->n_insns;
+    in[1].run = emu_run_unknown;
+    m->text[m->n_insns] = strdup(text);
+    m->address[m->n_insns] = address;
+    if (!m->text[m->n_insns])
+        return -1;
+    emu_decode(in, text, encoding, gfx12);
+    m->n_insns++;
+    return 0;
+}
+
+/* Index of the instruction at an address; n_insns: none. */
+static uint32_t insn_at(const struct module *m, uint64_t address)
+{
+    uint32_t low = 0, high = m->n_insns;
+    while (low < high) {
+        const uint32_t mid = (low + high) / 2;
+        if (m->address[mid] < address)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low < m->n_insns && m->address[low] == address ? low : m->n_insns;
+}
+
+/* "\tv_add_f32 v0, v1, v2   // 000000001234: 06040702 ..." */
+static int read_disassembly(struct module *m, const char *file, bool gfx12)
+{
+    char line[1024];
+    uint32_t room = 0;
+    FILE *f = open_tool("EMU_OBJDUMP", "llvm-objdump-19", "-d", file);
+    if (!f)
+        return -1;
+    int rc = 0;
+    while (fgets(line, sizeof line, f)) {
+        char *comment = strstr(line, "// ");
+        if (line[0] != '\t' || !comment || rc != 0)
+            continue;
+        char *end;
+        const uint64_t address = strtoull(comment + 3, &end, 16);
+        const uint32_t encoding = *end == ':' ? (uint32_t)strtoul(end + 1, NULL, 16) : 0;
+        *comment = 0;
+        size_t n = strlen(line);
+        while (n && isspace((unsigned char)line[n - 1]))
+            line[--n] = 0;
+        rc = add_insn(m, &room, line + 1, address, encoding, gfx12);
+    }
+    if (pclose(f) != 0 || rc != 0 || m->n_insns == 0)
+        return -1;
+    for (uint32_t i = 0; i < m->n_insns; i++) {
+        struct insn *in = &m->insns[i];
+        if (in->op_class != OP_BRANCH || in->n_operands == 0)
+            continue;
+        const uint32_t to = insn_at(m, m->address[i] + 4 + (uint64_t)((int64_t)(int16_t)in->o[0].literal * 4));
+        if (to == m->n_insns)
+            in->run = emu_run_unknown;
+        else
+            in->target = &m->insns[to];
+    }
+    return 0;
+}
+
+/* ---- kernel descriptors (LLVM's AMDGPU usage guide, "Kernel Descriptor") ---- */
+
+static int read_descriptor(struct module *m, struct kernel *k, const uint8_t *elf)
+{
+    char name[104];
+    snprintf(name, sizeof name, "%s.kd", k->name);
+    const uint64_t at = symbol(elf, name);
+    if (at == 0 || at + 64 > m->image_bytes)
+        return -1;
+    uint32_t rsrc2;
+    int64_t entry;
+    uint16_t properties;
+    memcpy(&k->lds_bytes, m->image + at, 4);
+    memcpy(&k->scratch_bytes, m->image + at + 4, 4);
+    memcpy(&entry, m->image + at + 16, 8);
+    memcpy(&rsrc2, m->image + at + 52, 4);
+    memcpy(&properties, m->image + at + 56, 2);
+    const uint32_t i = insn_at(m, at + (uint64_t)entry);
+    if (i == m->n_insns)
+        return -1;
+    k->module = m;
+    k->entry = &m->insns[i];
+    k->wave32 = properties >> 10 & 1;
+    k->user_sgprs = rsrc2 >> 1 & 31;
+    k->id_x = rsrc2 >> 7 & 1;
+    k->id_y = rsrc2 >> 8 & 1;
+    k->id_z = rsrc2 >> 9 & 1;
+    k->kernarg_ptr = properties >> 3 & 1;
+    k->kernarg_at = (properties & 1 ? 4u : 0u) + (properties & 2 ? 2u : 0u) + (properties & 4 ? 2u : 0u);
+    snprintf(k->counters.kernel, sizeof k->counters.kernel, "%s", k->name);
+    k->counters.vgprs = k->vgprs;
+    k->counters.sgprs = k->sgprs;
+    k->counters.lds_bytes = k->lds_bytes;
+    k->counters.spills = k->spills;
+    return 0;
+}
+
+/* ---- loading ---- */
+
+static int load_from_file(struct module *m, const uint8_t *elf, const char *file, const char *arch)
+{
+    char target[64] = "";
+    if (read_notes(m, file, target) != 0) {
+        fprintf(stderr, "emulator: no kernels found with llvm-readelf-19 (is llvm-19 installed?)\n");
+        return HIP_ERROR_INVALID_IMAGE;
+    }
+    if (strcmp(target, arch) != 0) {
+        fprintf(stderr, "emulator: code object is for %s, the emulated device is %s\n", target, arch);
+        return HIP_ERROR_NO_BINARY;
+    }
+    if (read_disassembly(m, file, strncmp(arch, "gfx12", 5) == 0) != 0) {
+        fprintf(stderr, "emulator: llvm-objdump-19 gives no instructions (is llvm-19 installed?)\n");
+        return HIP_ERROR_INVALID_IMAGE;
+    }
+    for (int i = 0; i < m->n_kernels; i++)
+        if (read_descriptor(m, &m->kernels[i], elf) != 0) {
+            fprintf(stderr, "emulator: kernel %s has no descriptor\n", m->kernels[i].name);
+            return HIP_ERROR_INVALID_IMAGE;
+        }
+    return 0;
+}
+
+int emu_module_load(struct module **out, const void *image)
+{
+    const char *arch = getenv("EMU_ARCH") ? getenv("EMU_ARCH") : "gfx1152";
+    const uint8_t *elf = image;
+    size_t bytes;
+    if (memcmp(elf, "__CLANG_OFFLOAD_BUNDLE__", BUNDLE_MAGIC) == 0) {
+        elf = find_in_bundle(elf, arch, &bytes);
+        if (!elf)
+            return HIP_ERROR_NO_BINARY;
+    } else if (memcmp(elf, ELFMAG, SELFMAG) == 0) {
+        bytes = elf_bytes(elf);
+    } else {
+        return HIP_ERROR_INVALID_IMAGE;
+    }
+    if (bytes < sizeof(Elf64_Ehdr) || bytes > MAX_OBJECT || memcmp(elf, ELFMAG, SELFMAG) != 0)
+        return HIP_ERROR_INVALID_IMAGE;
+    char file[] = "/tmp/bedside-emu-XXXXXX";
+    const int fd = mkstemp(file);
+    struct module *m = calloc(1, sizeof *m);
+    int rc = HIP_ERROR_OUT_OF_MEMORY;
+    if (fd >= 0 && m && write(fd, elf, bytes) == (ssize_t)bytes && load_segments(m, elf, bytes) == 0)
+        rc = load_from_file(m, elf, file, arch);
+    if (fd >= 0) {
+        close(fd);
+        unlink(file);
+    }
+    if (rc != 0) {
+        emu_module_free(m);
+        return rc;
+    }
+    emu_add_module(m);
+    *out = m;
+    return 0;
+}
+
+void emu_module_free(struct module *m)
+{
+    if (!m)
+        return;
+    emu_forget_module(m);
+    for (uint32_t i = 0; i < m->n_insns; i++) {
+        free(m->text[i]);
+        free((void *)(uintptr_t)m->insns[i].dual_x);
+        free((void *)(uintptr_t)m->insns[i].dual_y);
+        free((void *)(uintptr_t)m->insns[i].dpp);
+    }
+    free(m->insns);
+    free(m->text);
+    free(m->address);
+    free(m->kernels);
+    if (m->image)
+        munmap(m->image, m->image_bytes);
+    free(m);
+}
