@@ -69,10 +69,10 @@ struct reading { /* one call of cache_disk_read */
     uint64_t serial; /* of the namespace */
     int dir;
     struct cache_key root;
-    const struct cache_key *keys; /* [n] */
-    const int32_t *ids;           /* [n * CACHE_FILE_IDS] */
-    int n, first;
-    int limit;   /* pages first .. limit - 1 are there, as far as is known */
+    const struct cache_text *text;
+    int from, first; /* tokens and full pages that the caller has */
+    int limit;       /* pages first .. limit - 1 are there, as far as is known */
+    int tail;        /* the deepest tail that still seems possible, an index; -1 none */
     bool *state; /* [n]: the state at the end of page i is there, as far as is known; later: the page's time of change is to be set */
     bool touch_state;
     bool read_failed, damaged, no_memory, removed;
@@ -88,6 +88,26 @@ static int deepest(const struct reading *r)
     return n;
 }
 
+/* Pages before the tail that is left, or 0. */
+static int tail_pages(const struct reading *r)
+{
+    return r->tail < 0 ? 0 : r->text->tails[r->tail].position / CACHE_FILE_IDS;
+}
+
+/* The deepest tail before number `below` that is stored and whose pages are there, as far as is known; -1: none. With the mutex held. */
+static int find_tail(const struct reading *r, const struct cache_space *s, int below)
+{
+    for (int i = below - 1; i >= 0; i--) {
+        const struct cache_tail *t = &r->text->tails[i];
+        if (t->position <= r->from)
+            break;
+        const struct cache_entry *e = t->position / CACHE_FILE_IDS <= r->limit ? find(r->d, s, &t->key, true) : NULL;
+        if (e && e->stage == CACHE_STORED)
+            return i;
+    }
+    return -1;
+}
+
 /* Looks up what is stored. False: nothing for this text. */
 static bool survey(struct reading *r)
 {
@@ -98,16 +118,17 @@ static bool survey(struct reading *r)
     const struct cache_space *s = d->bound ? usable_space(d, r->folder) : NULL;
     if (s) {
         r->serial = s->serial;
-        for (const struct cache_entry *e; r->limit < r->n; r->limit++) {
-            e = find(d, s, &r->keys[r->limit], false);
+        for (const struct cache_entry *e; r->limit < r->text->n; r->limit++) {
+            e = find(d, s, &r->text->keys[r->limit], false);
             if (!e || e->stage != CACHE_STORED)
                 break;
-            e = r->model.state_bytes ? find(d, s, &r->keys[r->limit], true) : NULL;
+            e = r->model.state_bytes ? find(d, s, &r->text->keys[r->limit], true) : NULL;
             r->state[r->limit] = e && e->stage == CACHE_STORED;
         }
+        r->tail = find_tail(r, s, r->text->n_tails);
     }
     pthread_mutex_unlock(&d->mutex);
-    return r->limit > r->first;
+    return r->limit > r->first || r->tail >= 0;
 }
 
 /* Says once what is wrong with a file that could not be read or believed, and forgets or removes it. */
@@ -143,41 +164,86 @@ static void bad_file(struct reading *r, const struct cache_key *key, bool state,
                  status == CACHE_FILE_BAD ? " and is removed" : " (said once a minute at most)");
 }
 
-/* Reads the page, or the state at the end, of cell i. out: [page_bytes] or [state_bytes]. */
-static bool read_file(struct reading *r, int i, bool state, uint8_t *out)
+/* Reads a file that must say `want` of itself. out: [bytes] */
+static bool read_file(struct reading *r, struct cache_file_head *want, uint8_t *out, size_t bytes)
 {
     struct cache_disk *d = r->d;
-    struct cache_file_head want = {.kind = state ? CACHE_FILE_STATE : CACHE_FILE_PAGE, .key = r->keys[i], .position = (i + 1) * CACHE_FILE_IDS};
-    memcpy(want.model_id, r->model.id, sizeof want.model_id);
-    if (!state) {
-        want.parent = i ? r->keys[i - 1] : r->root;
-        want.n_ids = CACHE_FILE_IDS;
-        memcpy(want.ids, r->ids + (size_t)i * CACHE_FILE_IDS, sizeof want.ids);
-    }
+    const bool state = want->kind == CACHE_FILE_STATE;
     char name[CACHE_FILE_NAME_MAX];
     struct error err = {{0}};
-    const struct cache_key id = cache_vault_file_id(&d->vault, &want.key, state);
+    memcpy(want->model_id, r->model.id, sizeof want->model_id);
+    const struct cache_key id = cache_vault_file_id(&d->vault, &want->key, state);
     cache_file_name(&id, state, name);
-    enum cache_file_status status = cache_file_read(&d->vault, r->dir, name, &want, out, state ? r->model.state_bytes : r->model.page_bytes, &err);
+    enum cache_file_status status = cache_file_read(&d->vault, r->dir, name, want, out, bytes, &err);
     if (status != CACHE_FILE_OK)
-        bad_file(r, &want.key, state, name, status, err.text);
+        bad_file(r, &want->key, state, name, status, err.text);
     return status == CACHE_FILE_OK;
+}
+
+static bool read_page(struct reading *r, int i, uint8_t *out)
+{
+    struct cache_file_head want = {
+        .kind = CACHE_FILE_PAGE,
+        .key = r->text->keys[i],
+        .parent = i ? r->text->keys[i - 1] : r->root,
+        .position = (i + 1) * CACHE_FILE_IDS,
+        .n_ids = CACHE_FILE_IDS,
+    };
+    memcpy(want.ids, r->text->ids + (size_t)i * CACHE_FILE_IDS, sizeof want.ids);
+    return read_file(r, &want, out, r->model.page_bytes);
+}
+
+/* The state that ends the image: of the tail, or behind the last page. */
+static struct cache_tail image_end(const struct reading *r, int pages, bool tail)
+{
+    if (tail)
+        return r->text->tails[r->tail];
+    return (struct cache_tail){.position = pages * CACHE_FILE_IDS, .bytes = r->model.state_bytes, .key = r->text->keys[pages - 1]};
+}
+
+static bool read_state(struct reading *r, const struct cache_tail *end, uint8_t **out)
+{
+    uint8_t *data = realloc(*out, end->bytes);
+    r->no_memory = !data;
+    if (!data)
+        return false;
+    *out = data;
+    struct cache_file_head want = {.kind = CACHE_FILE_STATE, .key = end->key, .position = end->position};
+    return read_file(r, &want, data, end->bytes);
+}
+
+/* The tail turned out bad, or pages before it are missing: the next best. */
+static void next_tail(struct reading *r)
+{
+    pthread_mutex_lock(&r->d->mutex);
+    const struct cache_space *s = usable_space(r->d, r->folder);
+    r->tail = s ? find_tail(r, s, r->tail) : -1;
+    pthread_mutex_unlock(&r->d->mutex);
+}
+
+/* Pages before the deepest hit that still seems possible, and whether it is a tail; `first` and false when there is none. */
+static int next_target(struct reading *r, bool *tail)
+{
+    while (r->tail >= 0 && tail_pages(r) > r->limit)
+        next_tail(r);
+    const int grid = deepest(r);
+    *tail = r->tail >= 0 && tail_pages(r) >= grid;
+    return *tail ? tail_pages(r) : grid;
 }
 
 /* Reads pages and the state of the deepest hit into the image, going back to a shallower one whenever a file turns out bad. */
 static void read_files(struct reading *r, struct cache_image *out)
 {
-    const size_t page_bytes = r->model.page_bytes, state_bytes = r->model.state_bytes;
-    const size_t n_pages = (size_t)(deepest(r) - r->first);
-    if (n_pages == 0)
+    const size_t page_bytes = r->model.page_bytes;
+    bool tail, absent;
+    const size_t n_pages = (size_t)(next_target(r, &tail) - r->first);
+    if (n_pages == 0 && !tail)
         return;
-    out->pages = n_pages <= SIZE_MAX / page_bytes ? malloc(n_pages * page_bytes) : NULL;
-    out->state = state_bytes ? malloc(state_bytes) : NULL;
-    r->no_memory = !out->pages || (state_bytes && !out->state);
+    out->pages = n_pages <= SIZE_MAX / page_bytes ? malloc(n_pages ? n_pages * page_bytes : 1) : NULL;
+    r->no_memory = !out->pages;
     if (r->no_memory)
         return;
     struct error err;
-    bool absent;
     r->dir = cache_folder_open(r->d->vault.ops, r->d->root, r->folder, false, &absent, &err);
     if (r->dir < 0) {
         r->removed = absent;
@@ -185,25 +251,44 @@ static void read_files(struct reading *r, struct cache_image *out)
         return;
     }
     int have = r->first, target;
-    while ((target = deepest(r)) > r->first) {
+    while ((target = next_target(r, &tail)) > r->first || tail) {
         if (have < target) {
-            if (read_file(r, have, false, out->pages + (size_t)(have - r->first) * page_bytes))
+            if (read_page(r, have, out->pages + (size_t)(have - r->first) * page_bytes))
                 have++;
             else
                 r->limit = have;
-        } else if (!state_bytes || read_file(r, target - 1, true, out->state)) {
-            out->n_pages = target - r->first;
-            out->state_bytes = state_bytes;
-            return;
-        } else {
-            r->state[target - 1] = false;
+            continue;
         }
+        const struct cache_tail end = image_end(r, target, tail);
+        if (end.bytes == 0 || read_state(r, &end, &out->state)) {
+            out->n_pages = target - r->first;
+            out->tail = end.position % CACHE_FILE_IDS;
+            out->state_bytes = end.bytes;
+            return;
+        }
+        if (r->no_memory)
+            return;
+        if (tail)
+            next_tail(r);
+        else
+            r->state[target - 1] = false;
     }
+}
+
+/* Whether the file's time of change is to be set; it counts as used now. With the mutex held. */
+static bool use_file(struct cache_disk *d, struct cache_entry *e, int64_t now)
+{
+    const bool touch = e && now - e->touched >= 60 * second;
+    if (touch)
+        e->touched = now;
+    if (e)
+        cache_index_use(&d->index, e);
+    return touch;
 }
 
 /* Counts a hit and makes its files the last used, the first page last, so that a text is evicted from its end. False: the namespace was deleted
  * while it was read. */
-static bool use_files(struct reading *r, int n_pages)
+static bool use_files(struct reading *r, const struct cache_image *m)
 {
     struct cache_disk *d = r->d;
     const int64_t now = cache_disk_now();
@@ -213,38 +298,35 @@ static bool use_files(struct reading *r, int n_pages)
     if (there) {
         s->hits++;
         s->last_used = now;
-        for (int i = r->first + n_pages - 1; i >= r->first; i--) {
-            for (int state = i == r->first + n_pages - 1; state >= 0; state--) {
-                struct cache_entry *e = find(d, s, &r->keys[i], state);
-                const bool touch = e && now - e->touched >= 60 * second;
-                *(state ? &r->touch_state : &r->state[i]) = touch;
-                if (touch)
-                    e->touched = now;
-                if (e)
-                    cache_index_use(&d->index, e);
-            }
-        }
+        const struct cache_tail end = image_end(r, r->first + m->n_pages, m->tail);
+        r->touch_state = use_file(d, find(d, s, &end.key, true), now);
+        for (int i = r->first + m->n_pages - 1; i >= r->first; i--)
+            r->state[i] = use_file(d, find(d, s, &r->text->keys[i], false), now);
     }
     pthread_mutex_unlock(&d->mutex);
     return there;
 }
 
-/* Keeps the last use in the files' times of change for the next start, where use_files said so. A failure only makes that order worse. */
-static void touch_files(const struct reading *r, int n_pages)
+static void touch_file(const struct reading *r, const struct cache_key *key, bool state)
 {
     char name[CACHE_FILE_NAME_MAX];
-    for (int i = r->first + n_pages - 1; i >= r->first; i--) {
-        for (int state = i == r->first + n_pages - 1; state >= 0; state--) {
-            if (!(state ? r->touch_state : r->state[i]))
-                continue;
-            const struct cache_key id = cache_vault_file_id(&r->d->vault, &r->keys[i], state);
-            cache_file_name(&id, state, name);
-            cache_op_touch(r->d->vault.ops, r->dir, name);
-        }
-    }
+    const struct cache_key id = cache_vault_file_id(&r->d->vault, key, state);
+    cache_file_name(&id, state, name);
+    cache_op_touch(r->d->vault.ops, r->dir, name);
 }
 
-static const char *reason(const struct reading *r, bool found, int n_pages)
+/* Keeps the last use in the files' times of change for the next start, where use_files said so. A failure only makes that order worse. */
+static void touch_files(const struct reading *r, const struct cache_image *m)
+{
+    const struct cache_tail end = image_end(r, r->first + m->n_pages, m->tail);
+    if (r->touch_state)
+        touch_file(r, &end.key, true);
+    for (int i = r->first + m->n_pages - 1; i >= r->first; i--)
+        if (r->state[i])
+            touch_file(r, &r->text->keys[i], false);
+}
+
+static const char *reason(const struct reading *r, bool found, const struct cache_image *m)
 {
     if (r->no_memory)
         return "out of memory";
@@ -256,36 +338,36 @@ static const char *reason(const struct reading *r, bool found, int n_pages)
         return "a stored file was damaged";
     if (!found)
         return "nothing is stored for this text";
-    if (r->first + n_pages < r->limit)
+    if (r->first + m->n_pages < r->limit)
         return "no state is stored for the rest";
-    return r->limit < r->n ? "the stored text ends earlier" : "";
+    return r->limit < r->text->n ? "the stored text ends earlier" : "";
 }
 
-bool cache_disk_read(struct cache_disk *d, const char *ns, const struct cache_key *keys, const int32_t *ids, int n, int first_page,
-                     struct cache_image *out)
+bool cache_disk_read(struct cache_disk *d, const char *ns, const struct cache_text *text, int from, struct cache_image *out)
 {
-    *out = (struct cache_image){.first_page = first_page, .reason = ""};
-    struct reading r = {.d = d, .dir = -1, .keys = keys, .ids = ids, .n = n, .first = first_page, .limit = first_page};
-    bool found = false;
-    if (first_page >= 0 && first_page < n && n <= INT32_MAX / CACHE_FILE_IDS && cache_disk_folder(d, ns, r.folder)) {
-        r.state = alloc_array((size_t)n, sizeof *r.state);
+    const int first = from >= 0 ? from / CACHE_FILE_IDS : 0;
+    *out = (struct cache_image){.first_page = first, .reason = ""};
+    struct reading r = {.d = d, .dir = -1, .text = text, .from = from, .first = first, .limit = first, .tail = -1};
+    bool found = false, hit = false;
+    if (from >= 0 && first <= text->n && text->n > 0 && text->n <= INT32_MAX / CACHE_FILE_IDS && cache_disk_folder(d, ns, r.folder)) {
+        r.state = alloc_array((size_t)text->n, sizeof *r.state);
         r.no_memory = !r.state;
         found = r.state && survey(&r);
         if (found) {
             r.root = cache_key_root(r.model.id, ns);
             read_files(&r, out);
-            if (out->n_pages && !use_files(&r, out->n_pages)) {
+            hit = out->n_pages || out->tail;
+            if (hit && !use_files(&r, out)) {
                 r.removed = true;
-                out->n_pages = 0;
+                hit = false;
             }
-            if (out->n_pages)
-                touch_files(&r, out->n_pages);
+            if (hit)
+                touch_files(&r, out);
         }
     }
-    out->reason = reason(&r, found, out->n_pages);
+    out->reason = reason(&r, found, out);
     cache_op_close(d->vault.ops, r.dir);
     free(r.state);
-    const bool hit = out->n_pages > 0;
     if (!hit)
         cache_image_free(out);
     pthread_mutex_lock(&d->mutex);
@@ -301,7 +383,7 @@ void cache_image_free(struct cache_image *image)
     free(image->pages);
     free(image->state);
     image->pages = image->state = NULL;
-    image->n_pages = 0;
+    image->n_pages = image->tail = 0;
     image->state_bytes = 0;
 }
 
@@ -356,12 +438,14 @@ bool cache_disk_has(struct cache_disk *d, const char *ns, const struct cache_key
     return has;
 }
 
-/* With the mutex held: queues the job, whose head and data are set. `beside`: the key of the page that its file is to stay just older than. */
+/* With the mutex held: queues the job, whose head and data are set, and of a tail the bytes. `beside`: the key of the page that its file is to stay just older than. */
 static bool enqueue(struct cache_disk *d, const char *ns, const char *folder, const struct cache_key *beside, struct cache_job *job)
 {
-    const bool state = job->head.kind == CACHE_FILE_STATE;
-    job->bytes = state ? d->model.state_bytes : d->model.page_bytes;
-    if (!d->bound || !job->bytes || d->closing || job->head.position <= 0 || job->head.position % CACHE_FILE_IDS)
+    const bool state = job->head.kind == CACHE_FILE_STATE, tail = state && job->head.position % CACHE_FILE_IDS;
+    if (!tail)
+        job->bytes = state ? d->model.state_bytes : d->model.page_bytes;
+    if (!d->bound || !d->model.page_bytes || !job->bytes || job->bytes > CACHE_PAYLOAD_MAX || d->closing || job->head.position <= 0 ||
+        (job->head.position % CACHE_FILE_IDS && !tail))
         return false;
     memcpy(job->head.model_id, d->model.id, sizeof job->head.model_id);
     struct cache_space *s = cache_index_space(&d->index, folder);
@@ -396,7 +480,8 @@ static bool enqueue(struct cache_disk *d, const char *ns, const char *folder, co
     return true;
 }
 
-static bool put(struct cache_disk *d, const char *ns, const struct cache_file_head *head, const struct cache_key *beside, uint8_t *data)
+static bool put(struct cache_disk *d, const char *ns, const struct cache_file_head *head, const struct cache_key *beside, uint8_t *data,
+                size_t bytes)
 {
     char folder[CACHE_FOLDER_MAX];
     bool queued = false;
@@ -404,6 +489,7 @@ static bool put(struct cache_disk *d, const char *ns, const struct cache_file_he
     if (job && data && cache_disk_folder(d, ns, folder)) {
         job->head = *head;
         job->data = data;
+        job->bytes = bytes;
         pthread_mutex_lock(&d->mutex);
         queued = enqueue(d, ns, folder, beside, job);
         pthread_mutex_unlock(&d->mutex);
@@ -420,13 +506,20 @@ bool cache_disk_put_page(struct cache_disk *d, const char *ns, const struct cach
 {
     struct cache_file_head head = {.kind = CACHE_FILE_PAGE, .key = *key, .parent = *parent, .position = position, .n_ids = CACHE_FILE_IDS};
     memcpy(head.ids, ids, sizeof head.ids);
-    return put(d, ns, &head, parent, data);
+    return put(d, ns, &head, parent, data, 0);
 }
 
 bool cache_disk_put_state(struct cache_disk *d, const char *ns, const struct cache_key *key, int position, uint8_t *data)
 {
     const struct cache_file_head head = {.kind = CACHE_FILE_STATE, .key = *key, .position = position};
-    return put(d, ns, &head, key, data);
+    return position % CACHE_FILE_IDS == 0 ? put(d, ns, &head, key, data, 0) : (free(data), false);
+}
+
+bool cache_disk_put_tail(struct cache_disk *d, const char *ns, const struct cache_key *key, const struct cache_key *parent, int position, uint8_t *data,
+                         size_t bytes)
+{
+    const struct cache_file_head head = {.kind = CACHE_FILE_STATE, .key = *key, .position = position};
+    return position % CACHE_FILE_IDS ? put(d, ns, &head, parent, data, bytes) : (free(data), false);
 }
 
 void cache_disk_flush(struct cache_disk *d)

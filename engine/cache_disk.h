@@ -48,21 +48,36 @@ struct cache_model {
  * found (their keys differ) and go when space is needed. */
 void cache_disk_bind(struct cache_disk *d, const struct cache_model *model);
 
-/* What one request can take from disk: pages first_page .. first_page + n_pages - 1 of its text and the state at their end. */
+/* What one request can take from disk: pages first_page .. first_page + n_pages - 1 of its text and the state at their end, or a tail behind them. */
 struct cache_image {
     int first_page, n_pages;
+    int tail;       /* tokens of the tail; 0 = none */
     uint8_t *pages; /* [n_pages][page_bytes] */
-    uint8_t *state; /* [state_bytes]; NULL when the model has no recurrent state */
+    uint8_t *state; /* [state_bytes], of a tail the page and the state; from malloc; NULL when the model has no recurrent state */
     size_t state_bytes;
     const char *reason; /* a constant text: why it does not reach deeper ("" when it reaches the last key) */
 };
 
-/* keys [n]: the keys after each 64 tokens of the request's text (keys[i] at position (i + 1) * 64), ids [n * 64] its tokens. Finds the
- * deepest state file with all pages from first_page up to it present (the deepest page when the model has no state), reads and verifies them;
- * a bad file makes the hit shallower. False: nothing deeper than first_page; `out` then holds the reason only. Any thread, several at once;
- * end with cache_image_free either way. */
-bool cache_disk_read(struct cache_disk *d, const char *ns, const struct cache_key *keys, const int32_t *ids, int n, int first_page,
-                     struct cache_image *out);
+/* Tokens from the start of the text up to the image's end. */
+static inline int64_t cache_image_end(const struct cache_image *m)
+{
+    return ((int64_t)m->first_page + m->n_pages) * 64 + m->tail;
+}
+
+/* A request's text. keys [n]: the keys after each 64 of its tokens (keys[i] at position (i + 1) * 64), ids [n * 64] these tokens; tails [n_tails], in ascending
+ * order: where else a state may have been kept. */
+struct cache_text {
+    const struct cache_key *keys;
+    const int32_t *ids;
+    int n;
+    const struct cache_tail *tails;
+    int n_tails;
+};
+
+/* Finds the deepest state file, a tail or one on the grid, with all pages before it present from that of position `from` on (the deepest page when the model has no
+ * state), reads and verifies them; a bad file makes the hit shallower. False: nothing deeper than `from`, the tokens that the caller has already; `out` then holds
+ * the reason only. Any thread, several at once; end with cache_image_free either way. */
+bool cache_disk_read(struct cache_disk *d, const char *ns, const struct cache_text *text, int from, struct cache_image *out);
 void cache_image_free(struct cache_image *image); /* may be NULL, or free already; does not free the struct itself */
 
 /* Which files of a text are worth queueing: page_missing[i] (for the page that ends with keys[i]) and *state_missing (for the state at keys[n-1])
@@ -75,6 +90,10 @@ void cache_disk_missing(struct cache_disk *d, const char *ns, const struct cache
 bool cache_disk_put_page(struct cache_disk *d, const char *ns, const struct cache_key *key, const struct cache_key *parent, int position,
                          const int32_t ids[64], uint8_t *data);
 bool cache_disk_put_state(struct cache_disk *d, const char *ns, const struct cache_key *key, int position, uint8_t *data);
+
+/* The same for a tail of `bytes` at a position that is no multiple of 64; parent: the key at the grid line before. */
+bool cache_disk_put_tail(struct cache_disk *d, const char *ns, const struct cache_key *key, const struct cache_key *parent, int position, uint8_t *data,
+                         size_t bytes);
 
 /* Whether one file is stored or queued. */
 bool cache_disk_has(struct cache_disk *d, const char *ns, const struct cache_key *key, bool state);

@@ -17,7 +17,8 @@
  *                private header: what says something of the text
  *     128    16  key
  *     144    16  parent's key (a page; else zero)
- *     160     4  position: tokens from the start of the text to the end of this page or state
+ *     160     4  position: tokens from the start of the text to the end of this page or state; a state's that is no multiple of 64 is that of a tail, whose
+ *                payload is a page with the tokens since the last multiple, then the state
  *     164     4  number of token ids: 64 for a page, else 0
  *     168   256  token ids, int32
  *     424    24  zero

@@ -31,4 +31,12 @@ static inline bool cache_key_equal(const struct cache_key *a, const struct cache
     return memcmp(a->bytes, b->bytes, sizeof a->bytes) == 0;
 }
 
+/* A snapshot between grid lines (engine/prefix_cache.h). */
+enum { CACHE_TAILS_MAX = 32 };
+struct cache_tail {
+    int position; /* tokens from the start of the text, no multiple of 64 */
+    size_t bytes; /* of the page and the state */
+    struct cache_key key;
+};
+
 #endif

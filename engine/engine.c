@@ -491,6 +491,7 @@ static void commit(struct engine *e, struct step_item *items, int n, const struc
                    step->experts + ((size_t)layer * (size_t)step->n_rows + (size_t)span->row) * used, (size_t)it->n_tokens * used * sizeof(int32_t));
         memcpy(s->ids + s->length, it->tokens, (size_t)it->n_tokens * sizeof *s->ids);
         s->length += it->n_tokens;
+        s->high = s->length > s->high ? s->length : s->high;
         if (!it->sampler)
             continue;
         const float *logits = it->logits ? it->logits + (size_t)(it->n_tokens - 1) * v : sampled;

@@ -101,7 +101,7 @@ struct sequence_options {
     const char *ns;        /* namespace, valid by cache_namespace_valid; NULL or "" = the default one */
     const int32_t *prompt; /* [n_prompt] >= 1; the caller feeds prompt + sequence_length(s) on in steps */
     int n_prompt;
-    const struct cache_image *image; /* what the disk holds of the prompt (pages and state verified by cache_disk_read), or NULL; borrowed */
+    struct cache_image *image; /* what the disk holds of the prompt (pages and state verified by cache_disk_read), or NULL; borrowed, but its state may be taken */
     bool no_cache;                   /* neither use nor feed the cache */
 };
 
@@ -115,6 +115,10 @@ int sequence_stop(const struct sequence *s);
 
 /* Tokens that sequence_start would take from memory for this prompt. Changes nothing. */
 int engine_cache_depth(const struct engine *e, const char *ns, const int32_t *prompt, int n_prompt);
+
+/* Where in this prompt the cache keeps tails (snapshots between grid lines): position and bytes of each, in ascending order; keys are not filled in. Returns
+ * how many. */
+int engine_cache_tails(const struct engine *e, const int32_t *prompt, int n_prompt, struct cache_tail out[CACHE_TAILS_MAX]);
 
 struct engine_cache_stats {
     bool on;
@@ -149,8 +153,8 @@ struct engine_cache_entry {
 /* Fills at most `max`, most recently used first; returns how many namespaces there are. */
 size_t engine_cache_list(const struct engine *e, struct engine_cache_entry *out, size_t max);
 
-/* Forgets the last n <= ROLLBACK tokens; only while the lengths before and after lie in one grid cell (length / GRID is the same): the token that
- * fills a cell is final. 0 or -1. */
+/* Forgets the last n tokens; only those it was fed itself, at most ROLLBACK below the most it ever had, and only while the lengths before and after lie in
+ * one grid cell (length / GRID is the same): the token that fills a cell is final. 0 or -1. */
 int sequence_rollback(struct sequence *s, int n);
 
 struct step_item {

@@ -89,27 +89,52 @@ static void leave_cache(struct engine *e, struct sequence *s)
     s->n_cells = s->n_plan = 0;
 }
 
-/* Begins the (empty) sequence behind a cell: its pages are shared, its state is copied. -1 and unchanged when memory or the device fails. */
-static int land(struct engine *e, struct sequence *s, const int32_t *prompt, struct prefix_cell *cell)
+int engine_cache_tail_load(struct engine *e, struct sequence *s, int position, const uint8_t *data)
 {
     const struct backend_ops *ops = e->backend->ops;
-    const int length = cell->depth * GRID;
+    if (engine_pages(e, 1, NULL))
+        return -1;
+    s->pages[s->n_pages] = pages_take(&e->pages);
+    if (ops->page_load(e->backend, s->pages[s->n_pages++], data, NULL))
+        return -1;
+    return ops->state_load(e->backend, s->state, position, data + e->info.page_bytes, NULL);
+}
+
+void engine_cache_unbegin(struct engine *e, struct sequence *s)
+{
+    for (int i = 0; i < s->n_pages; i++)
+        if (s->pages[i] >= 0)
+            pages_leave(&e->pages, s->pages[i]);
+    s->n_pages = s->n_cells = 0;
+    s->cell = NULL;
+    s->length = s->high = s->held_from = 0;
+    e->backend->ops->sync(e->backend, NULL);
+    if (s->state >= 0)
+        e->backend->ops->state_reset(e->backend, s->state);
+}
+
+/* Begins the (empty) sequence behind a cell, or behind its tail: its pages are shared, its state (and a tail's page) is copied. -1 and unchanged when memory or
+ * the device fails. */
+static int land(struct engine *e, struct sequence *s, const int32_t *prompt, struct prefix_cell *cell, struct prefix_snapshot *tail)
+{
+    const struct backend_ops *ops = e->backend->ops;
+    const int length = tail ? prefix_tail_end(tail) : cell->depth * GRID;
     if (sequence_room(s, length))
         return -1;
-    if (cell->snapshot && ops->state_load(e->backend, s->state, length, cell->snapshot->data, NULL)) {
-        ops->sync(e->backend, NULL);
-        ops->state_reset(e->backend, s->state);
-        return -1;
-    }
     for (struct prefix_cell *c = cell; c; c = c->parent) {
         s->pages[c->depth - 1] = c->page;
         pages_use(&e->pages, c->page);
     }
     s->n_pages = s->n_cells = cell->depth;
     s->cell = cell;
-    s->length = s->held_from = length;
+    if (tail ? engine_cache_tail_load(e, s, length, tail->data)
+             : cell->snapshot && ops->state_load(e->backend, s->state, length, cell->snapshot->data, NULL)) {
+        engine_cache_unbegin(e, s);
+        return -1;
+    }
+    s->length = s->high = s->held_from = length;
     memcpy(s->ids, prompt, (size_t)length * sizeof *s->ids);
-    prefix_hit(e->cache, s->space, cell);
+    prefix_hit(e->cache, s->space, cell, tail ? tail : cell->snapshot);
     return 0;
 }
 
@@ -130,15 +155,21 @@ static enum cache_miss miss_of(enum prefix_loss loss)
     return CACHE_MISS_FAILED;
 }
 
+/* Tokens that memory lets a text begin behind. */
+static int found_end(const struct prefix_found *f)
+{
+    return f->tail ? prefix_tail_end(f->tail) : f->landing ? f->landing->depth * GRID : 0;
+}
+
 /* Finds where the sequence can begin, and begins it there. */
 static void begin(struct engine *e, struct sequence *s, const struct sequence_options *o, struct cache_result *r)
 {
     struct prefix_found f = prefix_find(e->cache, s->space, o->prompt, o->n_prompt, s->n_shared);
-    const int known = f.known ? f.known->depth * GRID : 0, in_memory = f.landing ? f.landing->depth * GRID : 0;
+    const int known = f.known ? f.known->depth * GRID : 0;
     r->matched = f.matched;
     r->miss = miss_of(f.loss);
     bool failed = false;
-    if (o->image && ((int64_t)o->image->first_page + o->image->n_pages) * GRID > in_memory) {
+    if (o->image && cache_image_end(o->image) > found_end(&f)) {
         r->cached = engine_disk_import(e, s, o->prompt, o->n_prompt, o->image);
         failed = !r->cached;
         if (r->cached)
@@ -146,8 +177,8 @@ static void begin(struct engine *e, struct sequence *s, const struct sequence_op
         else /* making room for it may have cost what was found */
             f = prefix_find(e->cache, s->space, o->prompt, o->n_prompt, s->n_shared);
     }
-    if (!r->cached && f.landing) {
-        failed = land(e, s, o->prompt, f.landing) != 0;
+    if (!r->cached && found_end(&f)) {
+        failed = land(e, s, o->prompt, f.tail ? f.tail->cell : f.landing, f.tail) != 0;
         r->cached = s->length;
         r->source = failed ? CACHE_FROM_NONE : CACHE_FROM_MEMORY;
     }
@@ -166,7 +197,7 @@ static void begin(struct engine *e, struct sequence *s, const struct sequence_op
     int most = e->cache->o.state_bytes ? e->most_snapshots : e->disk ? PLAN_MOST : 0;
     if (e->cache->o.state_bytes && most >= FEW_SNAPSHOTS)
         most--; /* one for the answer */
-    s->n_plan = prefix_plan(&e->marks, o->prompt, o->n_prompt, r->cached, known, most, s->plan);
+    s->n_plan = prefix_plan(&e->marks, o->prompt, o->n_prompt, r->cached, known, e->cache->o.state_bytes > 0, most, s->plan);
 }
 
 static void count_start(struct engine *e, const struct sequence_options *o, const struct cache_result *r)
@@ -208,7 +239,8 @@ struct sequence *sequence_start(struct engine *e, const struct sequence_options 
         if (s->space) {
             s->serial = ++e->next_serial;
             s->n_prompt = o->n_prompt;
-            s->n_shared = e->share_system ? prefix_system_end(&e->marks, o->prompt, o->n_prompt) / GRID : 0;
+            s->shared_end = e->share_system ? prefix_system_end(&e->marks, o->prompt, o->n_prompt) : 0;
+            s->n_shared = s->shared_end / GRID;
             begin(e, s, o, r);
         } else {
             r->miss = CACHE_MISS_FAILED;
@@ -251,26 +283,61 @@ int engine_cache_extend(struct engine *e, struct sequence *s)
     return 0;
 }
 
-/* Fills the buffer with the sequence's state and gives it to its last cell. */
-static void fill_snapshot(struct engine *e, struct sequence *s, uint8_t *data)
+static void count_snapshot(struct engine *e, bool taken)
 {
-    const struct backend_ops *ops = e->backend->ops;
-    if (data && ops->state_save(e->backend, s->state, s->length, data, NULL)) {
-        ops->sync(e->backend, NULL);
-        prefix_snapshot_cancel(e->cache, data);
-        data = NULL;
-    }
-    if (data && prefix_snapshot_put(e->cache, s->cell, data, s->serial) == 0) {
-        e->counts.snapshots_taken++;
+    *(taken ? &e->counts.snapshots_taken : &e->counts.snapshots_failed) += 1;
+    if (taken)
         return;
-    }
-    e->counts.snapshots_failed++;
     if (!e->snapshot_failed)
         log_warn("a snapshot for the prefix cache could not be taken (no memory, or the device failed): that text will be read again; said once");
     e->snapshot_failed = true;
 }
 
-/* The sequence is at a grid line: later ones may begin there. */
+/* Fills the buffer with the sequence's state at the end of its last cell and gives it to that. */
+static void fill_snapshot(struct engine *e, struct sequence *s, uint8_t *data)
+{
+    const struct backend_ops *ops = e->backend->ops;
+    if (data && ops->state_save(e->backend, s->state, s->n_cells * GRID, data, NULL)) {
+        ops->sync(e->backend, NULL);
+        prefix_snapshot_cancel(e->cache, data, e->cache->o.state_bytes);
+        data = NULL;
+    }
+    count_snapshot(e, data && prefix_snapshot_put(e->cache, s->cell, data, s->serial) == 0);
+}
+
+size_t engine_cache_tail_bytes(const struct engine *e, int position)
+{
+    return e->info.page_bytes + e->backend->ops->state_packed_bytes(e->backend, position);
+}
+
+/* Later sequences may begin at this position, which lies in the cell that the sequence is in. Returns the tail, or NULL. */
+static const struct prefix_snapshot *take_tail(struct engine *e, struct sequence *s, int position)
+{
+    const struct backend_ops *ops = e->backend->ops;
+    const int n = position % GRID;
+    const int32_t *ids = s->ids + (size_t)s->n_cells * GRID;
+    if (s->cell->space != s->space && position > s->shared_end)
+        return NULL; /* it would hang on a shared cell, and show this namespace's text to others */
+    struct prefix_snapshot *known = prefix_tail(s->cell, ids, n);
+    if (known) {
+        known->used = e->cache->now;
+        return known;
+    }
+    const size_t bytes = engine_cache_tail_bytes(e, position);
+    uint8_t *data = prefix_snapshot_room(e->cache, s->serial, bytes);
+    if (!data)
+        return NULL; /* the budget is full of what is worth more, or of this sequence's own */
+    if (ops->page_save(e->backend, s->pages[s->n_cells], data, NULL) ||
+        ops->state_save(e->backend, s->state, position, data + e->info.page_bytes, NULL)) {
+        ops->sync(e->backend, NULL);
+        prefix_snapshot_cancel(e->cache, data, bytes);
+        data = NULL;
+    }
+    count_snapshot(e, data && prefix_tail_put(e->cache, s->cell, ids, n, data, bytes, s->serial) == 0);
+    return prefix_tail(s->cell, ids, n);
+}
+
+/* The sequence has come to a grid line: later ones may begin there. */
 static void take_snapshot(struct engine *e, struct sequence *s)
 {
     if (e->cache->o.state_bytes == 0)
@@ -279,7 +346,7 @@ static void take_snapshot(struct engine *e, struct sequence *s)
         s->cell->snapshot->used = e->cache->now;
         return;
     }
-    uint8_t *data = prefix_snapshot_room(e->cache, s->serial);
+    uint8_t *data = prefix_snapshot_room(e->cache, s->serial, e->cache->o.state_bytes);
     if (data || e->cache->n_snapshots < (size_t)e->most_snapshots) /* a budget full of this sequence's own is no failure */
         fill_snapshot(e, s, data);
 }
@@ -303,6 +370,28 @@ static void queue(struct engine *e, struct sequence *s, const struct prefix_cell
         engine_disk_queue(e, s, cell->depth, cell->snapshot ? cell->snapshot->data : NULL);
 }
 
+/* Whether a sequence that has `high` tokens, or had before some were taken back, still has the state of an earlier position: as long as its rows lie in one
+ * cell with those behind it, and the convolution's history reaches back (ROLLBACK, engine/backend.h). */
+static bool reaches_back(int high, int position)
+{
+    return high - position <= ROLLBACK && high / GRID == position / GRID;
+}
+
+/* A planned position has been passed, or is where the sequence stands. */
+static void keep_position(struct engine *e, struct sequence *s, int position)
+{
+    if (!s->cell || position / GRID != s->n_cells || (position != s->length && !reaches_back(s->high, position)))
+        return;
+    if (position % GRID == 0) {
+        take_snapshot(e, s);
+        queue(e, s, s->cell);
+    } else if (e->cache->o.state_bytes) {
+        const struct prefix_snapshot *tail = take_tail(e, s, position);
+        if (e->disk && tail)
+            engine_disk_queue_tail(e, s, tail);
+    }
+}
+
 void engine_cache_grown(struct engine *e, struct sequence *s)
 {
     if (!s->space)
@@ -311,21 +400,18 @@ void engine_cache_grown(struct engine *e, struct sequence *s)
     if (engine_cache_extend(e, s))
         return;
     bool planned = false;
-    while (s->next_plan < s->n_plan && s->plan[s->next_plan] <= s->length)
-        planned = s->plan[s->next_plan++] == s->length;
-    if (!at_grid_line(s))
-        return;
-    if (planned) {
-        take_snapshot(e, s);
-        queue(e, s, s->cell);
-    } else if (s->length >= s->n_prompt && keeps_answers(e)) {
-        take_decode_snapshot(e, s);
+    for (; s->space && s->next_plan < s->n_plan && s->plan[s->next_plan] <= s->length; s->next_plan++) {
+        planned = s->plan[s->next_plan] == s->length;
+        keep_position(e, s, s->plan[s->next_plan]);
     }
+    if (!planned && at_grid_line(s) && s->length >= s->n_prompt && keeps_answers(e))
+        take_decode_snapshot(e, s);
 }
 
 int sequence_stop(const struct sequence *s)
 {
-    if (s->space && s->next_plan < s->n_plan)
+    /* A position that the prompt's end still reaches back to needs no stop: a step for a few rows reads nearly as many weights as one for many. */
+    if (s->space && s->next_plan < s->n_plan && !reaches_back(s->n_prompt, s->plan[s->next_plan]))
         return s->plan[s->next_plan];
     if (s->space && s->state >= 0 && s->length >= s->n_prompt)
         return (s->length / GRID + 1) * GRID;
@@ -421,5 +507,19 @@ int engine_cache_depth(const struct engine *e, const char *ns, const int32_t *pr
         return 0;
     const int n_shared = e->share_system ? prefix_system_end(&e->marks, prompt, n_prompt) / GRID : 0;
     const struct prefix_found f = prefix_find(e->cache, space, prompt, n_prompt, n_shared);
-    return f.landing ? f.landing->depth * GRID : 0;
+    return found_end(&f);
+}
+
+_Static_assert((int)CACHE_TAILS_MAX >= (int)PLAN_MOST, "a plan fits");
+
+int engine_cache_tails(const struct engine *e, const int32_t *prompt, int n_prompt, struct cache_tail out[CACHE_TAILS_MAX])
+{
+    if (!e->cache || !e->cache->o.state_bytes)
+        return 0;
+    int plan[PLAN_MOST], n = 0;
+    const int n_plan = prefix_plan(&e->marks, prompt, n_prompt, GRID, 0, true, PLAN_MOST, plan);
+    for (int i = 0; i < n_plan; i++)
+        if (plan[i] % GRID)
+            out[n++] = (struct cache_tail){.position = plan[i], .bytes = engine_cache_tail_bytes(e, plan[i])};
+    return n;
 }

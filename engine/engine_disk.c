@@ -12,11 +12,12 @@
 /* Whether the image is one that this prompt can begin with; the disk has checked its content. */
 static bool image_fits(const struct engine *e, int n_prompt, const struct cache_image *m)
 {
-    const int64_t depth = (int64_t)m->first_page + m->n_pages;
-    if (m->first_page < 0 || m->n_pages < 1 || !m->pages || depth * GRID >= n_prompt)
+    if (m->first_page < 0 || m->n_pages < 0 || (m->n_pages && !m->pages) || cache_image_end(m) >= n_prompt || (int64_t)m->first_page + m->n_pages < 1)
         return false;
     const size_t state = e->cache->o.state_bytes;
-    return state ? m->state && m->state_bytes == state : true;
+    if (m->tail)
+        return state && m->tail < GRID && m->state && m->state_bytes == engine_cache_tail_bytes(e, m->tail);
+    return m->n_pages && (state ? m->state && m->state_bytes == state : true);
 }
 
 /* Shares the pages of the prompt's first `depth` cells that memory holds; the others' places get -1. Returns how many those are, or -1 when one
@@ -40,19 +41,6 @@ static int share_known(struct engine *e, struct sequence *s, const int32_t *prom
     return missing;
 }
 
-/* Makes the sequence empty again. */
-static void undo(struct engine *e, struct sequence *s)
-{
-    for (int i = 0; i < s->n_pages; i++)
-        if (s->pages[i] >= 0)
-            pages_leave(&e->pages, s->pages[i]);
-    s->n_pages = 0;
-    s->length = s->held_from = 0;
-    e->backend->ops->sync(e->backend, NULL);
-    if (s->state >= 0)
-        e->backend->ops->state_reset(e->backend, s->state);
-}
-
 static int load(struct engine *e, struct sequence *s, int depth, const struct cache_image *m)
 {
     const struct backend_ops *ops = e->backend->ops;
@@ -63,33 +51,44 @@ static int load(struct engine *e, struct sequence *s, int depth, const struct ca
         if (ops->page_load(e->backend, s->pages[i], m->pages + (size_t)(i - m->first_page) * e->info.page_bytes, NULL))
             return -1;
     }
+    if (m->tail)
+        return engine_cache_tail_load(e, s, depth * GRID + m->tail, m->state);
     return s->state >= 0 ? ops->state_load(e->backend, s->state, depth * GRID, m->state, NULL) : 0;
 }
 
-int engine_disk_import(struct engine *e, struct sequence *s, const int32_t *prompt, int n_prompt, const struct cache_image *image)
+/* The snapshot that was read is memory's from now on, where its budget has room. */
+static struct prefix_snapshot *keep_state(struct engine *e, struct sequence *s, const int32_t *prompt, struct cache_image *m)
+{
+    struct prefix_cell *cell = s->cell;
+    const int32_t *ids = prompt + (size_t)cell->depth * GRID;
+    struct prefix_snapshot *known = m->tail ? prefix_tail(cell, ids, m->tail) : cell->snapshot;
+    if (known || !m->state || !prefix_snapshot_reserve(e->cache, s->serial, m->state_bytes))
+        return known;
+    if (m->tail)
+        prefix_tail_put(e->cache, cell, ids, m->tail, m->state, m->state_bytes, s->serial);
+    else
+        prefix_snapshot_put(e->cache, cell, m->state, s->serial);
+    m->state = NULL;
+    return m->tail ? prefix_tail(cell, ids, m->tail) : cell->snapshot;
+}
+
+int engine_disk_import(struct engine *e, struct sequence *s, const int32_t *prompt, int n_prompt, struct cache_image *image)
 {
     if (!image_fits(e, n_prompt, image))
         return 0;
-    const int depth = image->first_page + image->n_pages;
-    if (sequence_room(s, depth * GRID))
+    const int depth = image->first_page + image->n_pages, length = depth * GRID + image->tail;
+    if (sequence_room(s, length))
         return 0;
     const int missing = share_known(e, s, prompt, depth, image->first_page);
     if (missing < 0 || engine_pages(e, missing, NULL) || load(e, s, depth, image)) {
-        undo(e, s);
+        engine_cache_unbegin(e, s);
         return 0;
     }
-    s->length = s->held_from = depth * GRID;
+    s->length = s->high = s->held_from = length;
     memcpy(s->ids, prompt, (size_t)s->length * sizeof *s->ids);
     if (engine_cache_extend(e, s))
         return s->length; /* not known to others, but begun */
-    prefix_hit(e->cache, s->space, s->cell);
-    if (image->state && !s->cell->snapshot) {
-        uint8_t *data = prefix_snapshot_room(e->cache, s->serial);
-        if (data) {
-            memcpy(data, image->state, image->state_bytes);
-            prefix_snapshot_put(e->cache, s->cell, data, s->serial);
-        }
-    }
+    prefix_hit(e->cache, s->space, s->cell, keep_state(e, s, prompt, image));
     return s->length;
 }
 
@@ -119,6 +118,22 @@ static void queue_page(struct engine *e, const struct sequence *s, int i)
     }
     const struct cache_key *parent = i ? &s->keys[i - 1] : &s->space->root;
     e->counts.disk_queued += cache_disk_put_page(e->disk, s->space->name, &s->keys[i], parent, (i + 1) * GRID, s->ids + (size_t)i * GRID, data);
+}
+
+void engine_disk_queue_tail(struct engine *e, struct sequence *s, const struct prefix_snapshot *tail)
+{
+    const int depth = tail->cell->depth;
+    engine_disk_queue(e, s, depth, NULL);
+    if (s->n_keys < depth)
+        return; /* no memory for keys */
+    const struct cache_key key = cache_key_next(&s->keys[depth - 1], tail->ids, tail->n);
+    if (cache_disk_has(e->disk, s->space->name, &key, true))
+        return;
+    uint8_t *copy = malloc(tail->bytes);
+    if (!copy)
+        return;
+    memcpy(copy, tail->data, tail->bytes);
+    e->counts.disk_queued += cache_disk_put_tail(e->disk, s->space->name, &key, &s->keys[depth - 1], prefix_tail_end(tail), copy, tail->bytes);
 }
 
 void engine_disk_queue(struct engine *e, struct sequence *s, int depth, const uint8_t *state)

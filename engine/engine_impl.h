@@ -58,6 +58,16 @@ int engine_pages(struct engine *e, int n, struct error *err);
 /* The sequence has grown by a step: its new full pages become known, and a snapshot is taken where one is wanted. */
 void engine_cache_grown(struct engine *e, struct sequence *s);
 
+/* Page and state of a tail (engine/prefix_cache.h) at this position. */
+size_t engine_cache_tail_bytes(const struct engine *e, int position);
+
+/* Gives the sequence, whose pages reach to the grid line before, a page of its own with the tail's tokens and the state at the position. -1: memory or the device
+ * failed, the sequence is to be made empty. */
+int engine_cache_tail_load(struct engine *e, struct sequence *s, int position, const uint8_t *data);
+
+/* Makes a sequence empty again that has not computed anything yet. */
+void engine_cache_unbegin(struct engine *e, struct sequence *s);
+
 /* The sequence is about to be freed. */
 void engine_cache_part(struct engine *e, struct sequence *s);
 
@@ -66,11 +76,14 @@ int engine_cache_extend(struct engine *e, struct sequence *s);
 
 /* ---- engine_disk.c ---- */
 
-/* Begins the (empty) sequence with what was read from disk. Returns the tokens it then has; 0 and unchanged when the image does not
+/* Begins the (empty) sequence with what was read from disk; the image's state may become the cache's. Returns the tokens it then has; 0 and unchanged when the image does not
  * fit or could not be loaded. */
-int engine_disk_import(struct engine *e, struct sequence *s, const int32_t *prompt, int n_prompt, const struct cache_image *image);
+int engine_disk_import(struct engine *e, struct sequence *s, const int32_t *prompt, int n_prompt, struct cache_image *image);
 
 /* Queues the sequence's first `depth` pages and the state behind them (NULL: the model has none) for the disk, as far as it lacks them. */
 void engine_disk_queue(struct engine *e, struct sequence *s, int depth, const uint8_t *state);
+
+/* The same for the pages before a tail, and the tail. */
+void engine_disk_queue_tail(struct engine *e, struct sequence *s, const struct prefix_snapshot *tail);
 
 #endif

@@ -166,34 +166,50 @@ static void give_page(struct prefix_cache *c, struct prefix_cell *cell, int32_t 
         cell->parent->n_paged++;
 }
 
-static void take_snapshot_off(struct prefix_cache *c, struct prefix_cell *cell)
+/* Takes a snapshot off its cell and out of the list; its data stays counted. */
+static void take_snapshot_off(struct prefix_cache *c, struct prefix_snapshot *s)
 {
-    struct prefix_snapshot *s = cell->snapshot;
+    struct prefix_cell *cell = s->cell;
     c->snapshots[s->place] = c->snapshots[--c->n_snapshots];
     c->snapshots[s->place]->place = s->place;
-    cell->snapshot = NULL;
+    if (s->n == 0) {
+        cell->snapshot = NULL;
+    } else {
+        struct prefix_snapshot **at = &cell->tails;
+        while (*at != s)
+            at = &(*at)->next;
+        *at = s->next;
+    }
     cell->space->n_snapshots--;
     free(s);
 }
 
-static void free_snapshot(struct prefix_cache *c, struct prefix_cell *cell)
+static void free_snapshot(struct prefix_cache *c, struct prefix_snapshot *s)
 {
-    if (!cell->snapshot)
+    if (!s)
         return;
-    uint8_t *data = cell->snapshot->data;
-    take_snapshot_off(c, cell);
-    prefix_snapshot_cancel(c, data);
+    uint8_t *data = s->data;
+    const size_t bytes = s->bytes;
+    take_snapshot_off(c, s);
+    prefix_snapshot_cancel(c, data, bytes);
+}
+
+/* Frees the cell's own snapshot and its tails; returns how many there were. */
+static int free_snapshots(struct prefix_cache *c, struct prefix_cell *cell)
+{
+    int n = cell->snapshot != NULL;
+    free_snapshot(c, cell->snapshot);
+    for (; cell->tails; n++)
+        free_snapshot(c, cell->tails);
+    return n;
 }
 
 /* Takes the page away; the cell stays as bare text. Only when no cell below has a page. */
 static void strip_cell(struct prefix_cache *c, struct prefix_cell *cell)
 {
     assert(cell->page >= 0 && cell->n_paged == 0);
-    if (cell->snapshot) {
-        cell->had_snapshot = true;
-        c->snapshots_evicted++;
-        free_snapshot(c, cell);
-    }
+    cell->had_snapshot |= cell->snapshot != NULL;
+    c->snapshots_evicted += (uint64_t)free_snapshots(c, cell);
     pages_discard(c->o.pages, cell->page);
     cell->page = -1;
     cell->space->n_pages--;
@@ -242,8 +258,7 @@ static struct prefix_dropped drop_cells(struct prefix_cache *c, const struct pre
             struct prefix_cell *parent = cell->parent;
             if (cell->page >= 0) {
                 dropped.pages++;
-                dropped.snapshots += cell->snapshot != NULL;
-                free_snapshot(c, cell);
+                dropped.snapshots += free_snapshots(c, cell);
                 strip_cell(c, cell);
             }
             remove_cell(c, cell);
@@ -281,6 +296,27 @@ static int common(const int32_t *a, const int32_t *b, int n)
     return i;
 }
 
+struct prefix_snapshot *prefix_tail(const struct prefix_cell *cell, const int32_t *ids, int n)
+{
+    struct prefix_snapshot *t = cell->tails;
+    while (t && !(t->n == n && memcmp(t->ids, ids, (size_t)n * sizeof *ids) == 0))
+        t = t->next;
+    return t;
+}
+
+/* The longest tail of the cells from `known` up to the landing that the text goes on with. */
+static struct prefix_snapshot *find_tail(struct prefix_cell *known, const struct prefix_cell *landing, const int32_t *ids, int n)
+{
+    struct prefix_snapshot *best = NULL;
+    for (struct prefix_cell *cell = known; cell && !best; cell = cell == landing ? NULL : cell->parent) {
+        const int left = n - 1 - cell->depth * GRID;
+        for (struct prefix_snapshot *t = cell->tails; t; t = t->next)
+            if (t->n <= left && (!best || t->n > best->n) && common(t->ids, ids + cell->depth * GRID, t->n) == t->n)
+                best = t;
+    }
+    return best;
+}
+
 struct prefix_found prefix_find(const struct prefix_cache *c, const struct prefix_space *s, const int32_t *ids, int n, int n_shared)
 {
     struct prefix_found f = {0};
@@ -305,7 +341,11 @@ struct prefix_found prefix_find(const struct prefix_cache *c, const struct prefi
             f.matched = depth * GRID + same;
     }
 
-    const int landed = f.landing ? f.landing->depth : 0, wanted = (f.matched < n ? f.matched : n - 1) / GRID;
+    f.tail = find_tail(f.known, f.landing, ids, n);
+    if (f.tail && prefix_tail_end(f.tail) > f.matched)
+        f.matched = prefix_tail_end(f.tail);
+
+    const int landed = f.tail ? f.tail->cell->depth : f.landing ? f.landing->depth : 0, wanted = (f.matched < n ? f.matched : n - 1) / GRID;
     if (wanted > landed) {
         f.loss = PREFIX_NO_STATE;
         for (const struct prefix_cell *cell = f.known; cell && cell->depth > landed; cell = cell->parent)
@@ -317,13 +357,13 @@ struct prefix_found prefix_find(const struct prefix_cache *c, const struct prefi
     return f;
 }
 
-void prefix_hit(struct prefix_cache *c, struct prefix_space *s, struct prefix_cell *landing)
+void prefix_hit(struct prefix_cache *c, struct prefix_space *s, struct prefix_cell *landing, struct prefix_snapshot *snapshot)
 {
     s->hits++;
     s->used = c->now;
-    if (landing->snapshot) {
-        landing->snapshot->hits++;
-        landing->snapshot->used = c->now;
+    if (snapshot) {
+        snapshot->hits++;
+        snapshot->used = c->now;
     }
     for (struct prefix_cell *cell = landing; cell; cell = cell->parent) {
         cell->hits++;
@@ -350,17 +390,18 @@ static int tokens_saved(const struct prefix_cache *c, const struct prefix_cell *
 
 static double snapshot_score(const struct prefix_cache *c, const struct prefix_snapshot *s)
 {
-    return tokens_saved(c, s->cell) / (double)c->o.state_bytes * weight(c, s->hits, s->used);
+    const int saved = s->n == 0 ? tokens_saved(c, s->cell) : s->n + (prefix_can_land(c, s->cell) ? 0 : tokens_saved(c, s->cell));
+    return saved / (double)s->bytes * weight(c, s->hits, s->used);
 }
 
 /* Of a cell with a page and none below: what goes with it is the stretch up to the next landing point. */
 static double page_score(const struct prefix_cache *c, const struct prefix_cell *cell)
 {
-    if (!prefix_can_land(c, cell))
+    const struct prefix_snapshot *s = cell->snapshot ? cell->snapshot : cell->tails;
+    if (!prefix_can_land(c, cell) && !s)
         return 0;
     const int saved = tokens_saved(c, cell), pages = saved / GRID;
     const double bytes = pages * (double)c->o.page_bytes + (double)c->o.state_bytes;
-    const struct prefix_snapshot *s = cell->snapshot;
     return saved / bytes * (s ? weight(c, s->hits, s->used) : weight(c, cell->hits, cell->used));
 }
 
@@ -381,18 +422,19 @@ struct prefix_cell *prefix_add(struct prefix_cache *c, struct prefix_space *s, s
     return cell;
 }
 
-static void evict_snapshot(struct prefix_cache *c, struct prefix_cell *cell)
+static void evict_snapshot(struct prefix_cache *c, struct prefix_snapshot *s)
 {
-    cell->had_snapshot = true;
+    s->cell->had_snapshot |= s->n == 0;
     c->snapshots_evicted++;
-    free_snapshot(c, cell);
+    free_snapshot(c, s);
 }
 
-uint8_t *prefix_snapshot_room(struct prefix_cache *c, uint64_t maker)
+/* Counts `bytes` more, when the budget has room for them or gets it. */
+static bool make_room(struct prefix_cache *c, uint64_t maker, size_t bytes)
 {
-    if (c->o.state_bytes == 0 || c->o.state_bytes > c->o.budget)
-        return NULL;
-    while (c->bytes > c->o.budget - c->o.state_bytes) {
+    if (bytes == 0 || bytes > c->o.budget)
+        return false;
+    while (c->bytes > c->o.budget - bytes) {
         struct prefix_snapshot *worst = NULL;
         double least = 0;
         for (size_t i = 0; i < c->n_snapshots; i++) {
@@ -406,46 +448,98 @@ uint8_t *prefix_snapshot_room(struct prefix_cache *c, uint64_t maker)
             }
         }
         if (!worst)
-            return NULL;
-        evict_snapshot(c, worst->cell);
+            return false;
+        evict_snapshot(c, worst);
     }
-    uint8_t *data = c->spare ? c->spare : malloc(c->o.state_bytes);
+    c->bytes += bytes;
+    return true;
+}
+
+/* The spare buffer is not counted, so it may not stand beside a full budget. */
+static void trim_spare(struct prefix_cache *c)
+{
+    if (!c->spare || c->bytes <= c->o.budget - c->o.state_bytes)
+        return;
+    free(c->spare);
     c->spare = NULL;
-    if (data)
-        c->bytes += c->o.state_bytes;
+}
+
+bool prefix_snapshot_reserve(struct prefix_cache *c, uint64_t maker, size_t bytes)
+{
+    const bool room = make_room(c, maker, bytes);
+    trim_spare(c);
+    return room;
+}
+
+uint8_t *prefix_snapshot_room(struct prefix_cache *c, uint64_t maker, size_t bytes)
+{
+    uint8_t *data = NULL;
+    if (!make_room(c, maker, bytes))
+        return NULL;
+    if (bytes == c->o.state_bytes && c->spare) {
+        data = c->spare;
+        c->spare = NULL;
+    } else {
+        trim_spare(c);
+        data = malloc(bytes);
+    }
+    if (!data)
+        c->bytes -= bytes;
     return data;
 }
 
-void prefix_snapshot_cancel(struct prefix_cache *c, uint8_t *data)
+void prefix_snapshot_cancel(struct prefix_cache *c, uint8_t *data, size_t bytes)
 {
-    c->bytes -= c->o.state_bytes;
+    c->bytes -= bytes;
     /* One buffer is kept: what makes room for a snapshot becomes its memory, without a trip to the system and its fresh pages. */
-    if (c->spare || c->bytes > c->o.budget - c->o.state_bytes)
+    if (bytes != c->o.state_bytes || c->spare || c->bytes > c->o.budget - bytes)
         free(data);
     else
         c->spare = data;
 }
 
+/* A snapshot in the cache's list, on no cell yet. NULL when out of memory; data is then gone. */
+static struct prefix_snapshot *new_snapshot(struct prefix_cache *c, struct prefix_cell *cell, uint8_t *data, size_t bytes, uint64_t maker)
+{
+    struct prefix_snapshot *s = NULL;
+    if (alloc_grow(&c->snapshots, &c->cap_snapshots, c->n_snapshots + 1, sizeof(struct prefix_snapshot *)) || !(s = alloc_array(1, sizeof *s))) {
+        prefix_snapshot_cancel(c, data, bytes);
+        return NULL;
+    }
+    *s = (struct prefix_snapshot){.cell = cell, .place = c->n_snapshots, .data = data, .bytes = bytes, .maker = maker, .used = c->now};
+    c->snapshots[c->n_snapshots++] = s;
+    cell->space->n_snapshots++;
+    return s;
+}
+
 int prefix_snapshot_put(struct prefix_cache *c, struct prefix_cell *cell, uint8_t *data, uint64_t maker)
 {
     assert(cell->page >= 0 && !cell->snapshot);
-    struct prefix_snapshot *s = NULL;
-    if (alloc_grow(&c->snapshots, &c->cap_snapshots, c->n_snapshots + 1, sizeof(struct prefix_snapshot *)) || !(s = alloc_array(1, sizeof *s))) {
-        prefix_snapshot_cancel(c, data);
+    struct prefix_snapshot *s = new_snapshot(c, cell, data, c->o.state_bytes, maker);
+    if (!s)
         return -1;
-    }
-    *s = (struct prefix_snapshot){.cell = cell, .place = c->n_snapshots, .data = data, .maker = maker, .used = c->now};
-    c->snapshots[c->n_snapshots++] = s;
     cell->snapshot = s;
     cell->had_snapshot = false;
-    cell->space->n_snapshots++;
+    return 0;
+}
+
+int prefix_tail_put(struct prefix_cache *c, struct prefix_cell *cell, const int32_t *ids, int n, uint8_t *data, size_t bytes, uint64_t maker)
+{
+    assert(cell->page >= 0 && n > 0 && n < GRID && !prefix_tail(cell, ids, n));
+    struct prefix_snapshot *s = new_snapshot(c, cell, data, bytes, maker);
+    if (!s)
+        return -1;
+    s->n = n;
+    memcpy(s->ids, ids, (size_t)n * sizeof *ids);
+    s->next = cell->tails;
+    cell->tails = s;
     return 0;
 }
 
 uint8_t *prefix_snapshot_steal(struct prefix_cache *c, struct prefix_cell *cell)
 {
     uint8_t *data = cell->snapshot->data;
-    take_snapshot_off(c, cell);
+    take_snapshot_off(c, cell->snapshot);
     return data;
 }
 

@@ -5,6 +5,9 @@
  * by parent: a collision can cost time, never a wrong hit. A sequence can begin ("land") behind a cell that has its page and a
  * snapshot; a model without recurrent layers can land behind any cell.
  *
+ * A tail is a snapshot between grid lines, where a message ends: it hangs on the cell before it and holds what no cell does, the fewer than GRID tokens
+ * after the grid line, a copy of the page they lie in and the state at their end. It goes when the cell's page goes.
+ *
  * Each namespace is a space of its own: cells of one are never seen from another. The one exception, when the engine asks for it, are shared cells (the
  * system + tools prefix): these belong to no namespace, and cells of several may follow them.
  *
@@ -43,9 +46,13 @@ struct prefix_space {
 struct prefix_snapshot {
     struct prefix_cell *cell;
     size_t place;   /* in the cache's list */
-    uint8_t *data;  /* [state_bytes] */
+    uint8_t *data;  /* [bytes]: the state; of a tail the page, then the state */
+    size_t bytes;
     uint64_t maker; /* the sequence that took it */
     uint64_t hits, used;
+    int n;                        /* tokens after the cell's end; 0 = the cell's own snapshot, otherwise a tail */
+    int32_t ids[GRID];            /* [n] */
+    struct prefix_snapshot *next; /* the cell's tails */
 };
 
 struct prefix_cell {
@@ -60,6 +67,7 @@ struct prefix_cell {
     int n_paged;       /* children with a page */
     bool had_snapshot; /* one was here and was evicted */
     struct prefix_snapshot *snapshot;
+    struct prefix_snapshot *tails; /* in no order */
     uint64_t hits, used;
     int32_t ids[GRID];
 };
@@ -103,7 +111,8 @@ void prefix_leave(struct prefix_cache *c, struct prefix_space *s);
 enum prefix_loss { PREFIX_COMPLETE, PREFIX_UNKNOWN, PREFIX_EMPTY, PREFIX_NO_STATE, PREFIX_EVICTED };
 
 struct prefix_found {
-    struct prefix_cell *landing; /* deepest cell that the text can begin behind, with at least one token left; NULL: none */
+    struct prefix_cell *landing;  /* deepest cell that the text can begin behind, with at least one token left; NULL: none */
+    struct prefix_snapshot *tail; /* a tail that reaches deeper than the landing, with at least one token left; NULL: none */
     struct prefix_cell *known;   /* deepest cell with the same text, page or not; NULL: none */
     int matched;                 /* tokens of the text that are known, the part of a cell included */
     enum prefix_loss loss;       /* what was lost between the landing and the last grid line of the known text */
@@ -112,8 +121,14 @@ struct prefix_found {
 /* Looks a text up. n_shared: how many of its first cells are shared ones. Changes nothing. */
 struct prefix_found prefix_find(const struct prefix_cache *c, const struct prefix_space *s, const int32_t *ids, int n, int n_shared);
 
-/* Notes that a sequence begins behind `landing`. */
-void prefix_hit(struct prefix_cache *c, struct prefix_space *s, struct prefix_cell *landing);
+/* Notes that a sequence begins behind `landing` with this snapshot, the cell's own or a tail; NULL: the model needs none. */
+void prefix_hit(struct prefix_cache *c, struct prefix_space *s, struct prefix_cell *landing, struct prefix_snapshot *snapshot);
+
+/* Tokens up to the end of the cell or of the tail. */
+static inline int prefix_tail_end(const struct prefix_snapshot *tail)
+{
+    return tail->cell->depth * GRID + tail->n;
+}
 
 static inline bool prefix_can_land(const struct prefix_cache *c, const struct prefix_cell *cell)
 {
@@ -128,11 +143,17 @@ static inline bool prefix_can_land(const struct prefix_cache *c, const struct pr
 struct prefix_cell *prefix_add(struct prefix_cache *c, struct prefix_space *s, struct prefix_cell *parent, const int32_t ids[GRID], int32_t page,
                                bool shared);
 
-/* Snapshots. Room for one: a buffer of state_bytes to fill, then prefix_snapshot_put or _cancel; NULL when there is no memory, or when
- * only snapshots by `maker` itself could make room. _put: the cell has a page and no snapshot; data is the cache's, also when it fails (-1). */
-uint8_t *prefix_snapshot_room(struct prefix_cache *c, uint64_t maker);
+/* Snapshots. Room for one: a buffer of `bytes` (state_bytes; of a tail what it needs) to fill, then a _put or _cancel; NULL when there is no memory,
+ * or when only snapshots by `maker` itself could make room. _reserve: the same for a buffer that the caller has (from malloc). _put: the cell has a page and
+ * no snapshot (no tail with this text); data is the cache's, also when it fails (-1). */
+uint8_t *prefix_snapshot_room(struct prefix_cache *c, uint64_t maker, size_t bytes);
+bool prefix_snapshot_reserve(struct prefix_cache *c, uint64_t maker, size_t bytes);
 int prefix_snapshot_put(struct prefix_cache *c, struct prefix_cell *cell, uint8_t *data, uint64_t maker);
-void prefix_snapshot_cancel(struct prefix_cache *c, uint8_t *data);
+int prefix_tail_put(struct prefix_cache *c, struct prefix_cell *cell, const int32_t *ids, int n, uint8_t *data, size_t bytes, uint64_t maker);
+void prefix_snapshot_cancel(struct prefix_cache *c, uint8_t *data, size_t bytes);
+
+/* The cell's tail with exactly these n tokens, or NULL. */
+struct prefix_snapshot *prefix_tail(const struct prefix_cell *cell, const int32_t *ids, int n);
 
 /* Takes a snapshot away from its cell, to write another one into its buffer. */
 uint8_t *prefix_snapshot_steal(struct prefix_cache *c, struct prefix_cell *cell);

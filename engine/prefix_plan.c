@@ -54,15 +54,17 @@ int prefix_system_end(const struct prefix_marks *m, const int32_t *ids, int n)
 }
 
 struct plan {
-    int from, last; /* positions wanted: from < p <= last */
+    int from, end; /* positions wanted: from < p < end */
+    bool exact;
     int most, n;
     int *out;
 };
 
-static void want(struct plan *p, int position)
+static void want_exactly(struct plan *p, int position)
 {
-    position -= position % GRID;
-    if (position <= p->from || position > p->last || p->n == p->most)
+    if (!p->exact || position < GRID) /* a tail needs a cell to hang on */
+        position -= position % GRID;
+    if (position <= p->from || position >= p->end || p->n == p->most)
         return;
     int i = p->n;
     while (i > 0 && p->out[i - 1] > position)
@@ -74,30 +76,34 @@ static void want(struct plan *p, int position)
     p->n++;
 }
 
-int prefix_plan(const struct prefix_marks *m, const int32_t *ids, int n, int from, int branch, int most, int out[PLAN_MOST])
+static void want_line(struct plan *p, int position)
 {
-    struct plan p = {.from = from, .last = n > 0 ? (n - 1) / GRID * GRID : 0, .most = most < PLAN_MOST ? most : PLAN_MOST, .out = out};
+    want_exactly(p, position - position % GRID);
+}
+
+int prefix_plan(const struct prefix_marks *m, const int32_t *ids, int n, int from, int branch, bool exact, int most, int out[PLAN_MOST])
+{
+    const int last = n > 0 ? (n - 1) / GRID * GRID : 0;
+    struct plan p = {.from = from, .end = n, .exact = exact, .most = most < PLAN_MOST ? most : PLAN_MOST, .out = out};
     int ends[PLAN_MESSAGES], n_ends = 0;
     for (int i = n - 1; i > 0 && n_ends < PLAN_MESSAGES && m->im_end >= 0; i--)
         if (ids[i] == m->im_end)
             ends[n_ends++] = message_end(i, n);
     /* What the next turn is sure to repeat includes the line that opens the answer; of what follows it (an empty block of reasoning) it is not. */
-    if (n_ends && ends[0] < n && ids[ends[0]] == m->im_start)
-        want(&p, role_end(m->tokenizer, ids, n, ends[0]));
     if (n_ends)
-        want(&p, ends[0]);
-    want(&p, prefix_system_end(m, ids, n));
-    want(&p, branch);
-    want(&p, n - 1);
+        want_exactly(&p, ends[0] < n && ids[ends[0]] == m->im_start ? role_end(m->tokenizer, ids, n, ends[0]) : ends[0]);
+    want_exactly(&p, prefix_system_end(m, ids, n));
+    want_line(&p, branch);
+    want_line(&p, last);
     for (int i = 1; i < n_ends; i++)
-        want(&p, ends[i]);
+        want_exactly(&p, ends[i]);
     if (p.n < p.most) {
         /* In steps that leave room for the last one too. */
         int apart = PLAN_EVERY;
-        while ((p.last - from) / apart > p.most - p.n)
+        while ((last - from) / apart > p.most - p.n)
             apart *= 2;
-        for (int at = from - from % GRID + apart; at < p.last; at += apart)
-            want(&p, at);
+        for (int at = from - from % GRID + apart; at < last; at += apart)
+            want_line(&p, at);
     }
     return p.n;
 }

@@ -21,13 +21,14 @@ struct prefix_marks prefix_marks_of(const struct tokenizer *t);
 /* Tokens of the system message that a prompt begins with (its tools are in it), the newline behind it included; 0 without one. */
 int prefix_system_end(const struct prefix_marks *m, const int32_t *ids, int n);
 
-/* Grid lines (multiples of GRID) above `from` and below n, in ascending order, at most `most` of them; the least useful are left out first:
- * - the end of the last message and of the line that opens the answer, where the next turn and another answer begin;
+/* Positions above `from` and below n, in ascending order, at most `most` of them; the least useful are left out first. Where messages end they are exact if
+ * `exact` is set, and otherwise, like all others, the grid line (multiple of GRID) before:
+ * - the end of the line that opens the answer, or without one of the last message, where the next turn and another answer begin;
  * - the end of system + tools, where other conversations branch off;
  * - `branch`, where this text left a known one (0: nowhere);
  * - the last one before the end of the prompt;
  * - the ends of the messages before: where an edit, or a turn whose reasoning the template drops, branches off;
  * - one every PLAN_EVERY tokens (further apart when that makes too many), so that a long text keeps landing points on the way. */
-int prefix_plan(const struct prefix_marks *m, const int32_t *ids, int n, int from, int branch, int most, int out[PLAN_MOST]);
+int prefix_plan(const struct prefix_marks *m, const int32_t *ids, int n, int from, int branch, bool exact, int most, int out[PLAN_MOST]);
 
 #endif

@@ -77,6 +77,9 @@ int sequence_rollback(struct sequence *s, int n)
     /* The token that fills a grid cell moves the state to the next grid line, from where there is no way back: both ends must lie in one cell. */
     if (n < 0 || n > ROLLBACK || n > s->length || (s->length - n) / GRID != s->length / GRID)
         return -1;
+    /* The convolution's history reaches back ROLLBACK rows from where the sequence has been, and not behind what a tail brought along. */
+    if (n && (s->high - (s->length - n) > ROLLBACK || s->length - n < s->held_from))
+        return -1;
     s->length -= n;
     return 0;
 }

@@ -37,6 +37,7 @@ enum { HELD = ROLLBACK + 1 }; /* hidden rows kept for the draft block: the last 
 
 struct sequence {
     int length;   /* tokens fed so far */
+    int high;     /* the most it ever was: the convolution's history reaches back from here */
     int32_t *ids; /* [length] */
     size_t cap_ids;
     int32_t *pages; /* [n_pages], in order of position */
@@ -54,7 +55,7 @@ struct sequence {
     int n_cells;
     uint64_t serial;             /* tells its snapshots from others' */
     int n_prompt;                /* from here on it is decoding */
-    int n_shared;                /* its first cells, those of the shared system prefix */
+    int n_shared, shared_end;    /* its first cells, those of the shared system prefix; tokens of that prefix */
     int plan[PLAN_MOST], n_plan; /* lengths at which a snapshot is wanted */
     int next_plan;
     struct prefix_cell *decoded; /* the cell above with this sequence's last snapshot from decoding, as long as it is there; or NULL */

@@ -433,13 +433,16 @@ static int submit_error(const struct chat_service *s, enum submit_result result,
 struct depth_question {
     const char *ns;
     const struct token_list *ids;
-    int depth;
+    int depth; /* tokens that memory has */
+    struct cache_tail tails[CACHE_TAILS_MAX];
+    int n_tails;
 };
 
 static void ask_depth(struct engine *e, void *arg)
 {
     struct depth_question *q = arg;
     q->depth = engine_cache_depth(e, q->ns, q->ids->ids, (int)q->ids->len);
+    q->n_tails = engine_cache_tails(e, q->ids->ids, (int)q->ids->len, q->tails);
 }
 
 /* What the disk holds of the prompt beyond what memory does: read here, on the connection's thread, so that nobody else waits for it. NULL: nothing
@@ -460,7 +463,12 @@ static struct cache_image *read_disk(const struct chat_service *s, const char *n
     /* When the engine is too busy to say, everything is read: some of it in vain, but it is correct. */
     struct depth_question q = {.ns = ns, .ids = ids};
     scheduler_call(s->scheduler, ask_depth, &q, DEPTH_WAIT_MS);
-    const bool found = cache_disk_read(s->disk, ns, keys, ids->ids, cells, q.depth / GRID, image);
+    for (int i = 0; i < q.n_tails; i++) {
+        const int at = q.tails[i].position / GRID;
+        q.tails[i].key = cache_key_next(&keys[at - 1], ids->ids + (size_t)at * GRID, q.tails[i].position % GRID);
+    }
+    const struct cache_text text = {.keys = keys, .ids = ids->ids, .n = cells, .tails = q.tails, .n_tails = q.n_tails};
+    const bool found = cache_disk_read(s->disk, ns, &text, q.depth, image);
     free(keys);
     if (!found) {
         cache_image_free(image);

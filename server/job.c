@@ -41,16 +41,15 @@ void list_insert(struct job_list *l, struct job *j)
         l->tail = &j->next;
 }
 
-struct job *list_take(struct job_list *l)
+void list_remove(struct job_list *l, struct job *j)
 {
-    struct job *j = l->head;
-    if (!j)
-        return NULL;
-    l->head = j->next;
-    if (!l->head)
-        l->tail = &l->head;
+    struct job **at = &l->head;
+    while (*at != j)
+        at = &(*at)->next;
+    *at = j->next;
+    if (!*at)
+        l->tail = at;
     j->next = NULL;
-    return j;
 }
 
 /* ---- jobs ---- */

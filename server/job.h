@@ -36,6 +36,7 @@ struct job {
     int fed, stop;        /* length of the sequence, and where its next step should end */
     int most_fed;         /* the longest it has been */
     int failed_starts;
+    int overtaken; /* times that a smaller job started while it was the first of those that wait */
     uint64_t turn;                            /* struct step_claim */
     bool started;                             /* once at least */
     uint64_t started_at, picked_at, token_at; /* first start, first pick, last token; 0: not yet */
@@ -51,7 +52,7 @@ void list_init(struct job_list *l);
 void list_add(struct job_list *l, struct job *j);
 void list_append(struct job_list *l, struct job_list *more); /* empties `more` */
 void list_insert(struct job_list *l, struct job *j);         /* before the first that is younger */
-struct job *list_take(struct job_list *l);                   /* the first one, or NULL */
+void list_remove(struct job_list *l, struct job *j);         /* j is in it */
 
 /* With two references, the caller's and the scheduler's. Takes the image over. NULL when out of memory. */
 struct job *job_new(struct scheduler *owner, const struct tokenizer *t, const struct job_options *o);

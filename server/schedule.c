@@ -9,6 +9,7 @@ enum {
     START_SLACK = 2, /* pages that a job should find free beyond its text, so that it is not paused at once */
     GROW_SLACK = 1,  /* pages left for each running one when another starts */
     START_TRIES = 8, /* of a job whose sequence cannot be started, while others run and may give memory back */
+    OVERTAKES = 8,   /* smaller jobs that may start before one that waits for memory */
     START_SHARE = 4, /* one part in so many of the gap between tokens may go to starts */
     MOST_RETRY_S = 120,
 };
@@ -193,10 +194,25 @@ static int count_decoding(const struct scheduler *s)
     return n;
 }
 
-/* Strictly in order: a large job at the head waits for room and nobody overtakes it, or it might wait for ever. */
-static bool may_start(const struct scheduler *s, const struct job *j)
+/* Pages that the job may come to need in all. */
+static int most_pages(const struct job *j)
 {
-    return j && s->n_running < s->options.max_running && !s->start_failed && fits(s, j);
+    return pages_for((int64_t)j->n_prompt + j->max_tokens);
+}
+
+/* Who starts next; NULL: nobody can. In order, except that some smaller jobs for which there is room go before a large one that waits for memory: some,
+ * or it might wait for ever. */
+static struct job *next_job(const struct scheduler *s)
+{
+    struct job *head = s->queue.head;
+    if (!head || s->n_running >= s->options.max_running || s->start_failed || fits(s, head))
+        return s->start_failed || s->n_running >= s->options.max_running ? NULL : head;
+    if (head->overtaken >= OVERTAKES)
+        return NULL;
+    struct job *j = head->next;
+    while (j && !(most_pages(j) < most_pages(head) && fits(s, j)))
+        j = j->next;
+    return j;
 }
 
 /* How long the readers of running answers have been waiting for the next step. */
@@ -207,9 +223,11 @@ static uint64_t spent_ns(const struct scheduler *s)
 
 static bool start_one(struct scheduler *s)
 {
-    if (!may_start(s, s->queue.head) || spent_ns(s) > (uint64_t)s->options.max_gap_ms * 1000000u / START_SHARE)
+    struct job *j = next_job(s);
+    if (!j || spent_ns(s) > (uint64_t)s->options.max_gap_ms * 1000000u / START_SHARE)
         return false;
-    struct job *j = list_take(&s->queue);
+    s->queue.head->overtaken += j != s->queue.head;
+    list_remove(&s->queue, j);
     s->running[s->n_running++] = j;
     s->starting = j;
     if (!j->started)

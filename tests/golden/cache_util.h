@@ -43,7 +43,6 @@ static inline struct sequence *run_start(struct engine *e, const struct sequence
     struct sequence *s = sequence_start(e, o, r, &err);
     if (!s)
         fail_msg("%s", err.text);
-    assert_int_equal(r->cached % GRID, 0);
     assert_int_equal(sequence_length(s), r->cached);
     assert_in_range(r->cached, 0, o->n_prompt - 1);
     assert_in_range(r->matched, r->cached, o->n_prompt);
@@ -161,7 +160,14 @@ static inline bool read_image(const struct server *s, const char *ns, const int3
     assert_in_range(cells, 0, 64);
     for (int i = 0; i < cells; i++)
         before = keys[i] = cache_key_next(&before, ids + (size_t)i * GRID, GRID);
-    return cache_disk_read(s->disk, ns, keys, ids, cells, 0, image);
+    struct cache_tail tails[CACHE_TAILS_MAX];
+    const int n_tails = engine_cache_tails(s->e, ids, n, tails);
+    for (int i = 0; i < n_tails; i++) {
+        const int at = tails[i].position / GRID;
+        tails[i].key = cache_key_next(&keys[at - 1], ids + (size_t)at * GRID, tails[i].position % GRID);
+    }
+    const struct cache_text text = {.keys = keys, .ids = ids, .n = cells, .tails = tails, .n_tails = n_tails};
+    return cache_disk_read(s->disk, ns, &text, 0, image);
 }
 
 #endif

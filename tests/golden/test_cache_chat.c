@@ -116,7 +116,10 @@ static void goldens_cold_hit_continued_and_after_a_restart(void **state)
         run_same(s.e, &cold[i], &first, name);
         run_same(s.e, &cold[i], &again, name);
         repeated[i] = again.cache.cached;
-        assert_int_equal(again.cache.cached, (prompt.n - 1) / GRID * GRID);
+        if (prompt.n > GRID)
+            assert_in_range(again.cache.cached, prompt.n - 8, prompt.n - 1); /* all but what follows the line that opens the answer */
+        else
+            assert_int_equal(again.cache.cached, 0);
 
         append(&prompt, first.answer, first.n_answer);
         next_turn(s.e, &chat, cold[i].answer, n_cold, "And the dose of warfarin?");

@@ -38,8 +38,7 @@ test('an answer is the same from nothing, from memory, from disk after SIGTERM, 
         assert.ok(cold[name].logprobs.length > 1000);
     }
     const expectHit = (name, got, source) => {
-        assert.equal(got.cached % PAGE, 0);
-        assert.ok(got.computed <= PAGE, `${name}: ${got.computed} of ${got.prompt} tokens were computed`);
+        assert.ok(got.computed <= 8, `${name}: ${got.computed} of ${got.prompt} tokens were computed`);
         assert.equal(got.timings.cache_source, source);
         assert.equal(got.timings.cached_tokens, got.cached);
         assert.equal(got.timings.prefill_tokens, got.computed);
@@ -430,11 +429,13 @@ test('damaged, cut, exchanged or foreign files are a miss and one line in the lo
     for (const [ns, [, damage]] of Object.entries(damages)) damage(of(ns), of('other'));
 
     server = await c.cacheServer(dir);
+    const whole = (await c.ask(server, request, { 'X-Cache-Namespace': 'other' })).cached;
+    assert.ok(whole >= PAGE * n.pages.length);
     for (const [ns, [bad]] of Object.entries(damages)) {
         const mark = server.log.length;
         const got = await c.ask(server, request, { 'X-Cache-Namespace': ns });
         same(got, cold);
-        assert.ok(got.cached < PAGE * n.pages.length, `${ns}: ${got.cached}`); // what lies before the bad file may have been used
+        assert.ok(got.cached < whole, `${ns}: ${got.cached}`); // what lies before the bad file may have been used
         const lines = server.log.slice(mark).split('\n').filter((l) => l.includes('prefix cache'));
         assert.equal(lines.length, Math.min(bad, n.states.length), `${ns}: ${lines.join('\n')}`);
         for (const line of lines) {
@@ -449,7 +450,7 @@ test('damaged, cut, exchanged or foreign files are a miss and one line in the lo
     server = await c.cacheServer(dir); // what was bad has been written again
     for (const ns of Object.keys(damages)) {
         const got = await c.ask(server, request, { 'X-Cache-Namespace': ns });
-        if (ns !== 'swapped') assert.deepEqual([got.timings.cache_source, got.cached], ['disk', PAGE * n.pages.length], ns);
+        if (ns !== 'swapped') assert.deepEqual([got.timings.cache_source, got.cached], ['disk', whole], ns);
         same(got, cold);
     }
     await server.stop();

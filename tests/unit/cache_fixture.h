@@ -176,7 +176,7 @@ static inline void store_text(struct cache_disk *d, const struct text *t)
 static inline int read_text_from(struct cache_disk *d, const struct text *t, int first_page)
 {
     struct cache_image image;
-    bool hit = cache_disk_read(d, t->ns, t->keys, t->ids, t->n, first_page, &image);
+    bool hit = cache_disk_read(d, t->ns, &(struct cache_text){.keys = t->keys, .ids = t->ids, .n = t->n}, first_page * 64, &image);
     assert_non_null(image.reason);
     assert_int_equal(image.first_page, first_page);
     if (!hit) {
@@ -237,19 +237,35 @@ static inline struct cache_disk *open_with(const struct cache_disk_options *o, i
     return d;
 }
 
-/* The path of a text's file in the folder of a cache opened with the key file (or NULL). */
-static inline const char *file_path(const char *dir, const char *key_file, const struct text *t, int i, bool state)
+/* The path of the file of a key in the folder of a cache opened with the key file (or NULL). */
+static inline const char *key_path(const char *dir, const char *key_file, const char *ns, const struct cache_key *key, bool state)
 {
     struct cache_vault v;
     char folder[CACHE_FOLDER_MAX], name[CACHE_FILE_NAME_MAX];
     assert_int_equal(cache_vault_open(&v, &cache_file_system, key_file, NULL), 0);
-    cache_vault_folder(&v, t->ns, v.encrypted, folder);
-    struct cache_key id = cache_vault_file_id(&v, &t->keys[i], state);
+    cache_vault_folder(&v, ns, v.encrypted, folder);
+    struct cache_key id = cache_vault_file_id(&v, key, state);
     cache_file_name(&id, state, name);
     cache_vault_close(&v);
     char both[CACHE_FOLDER_MAX + CACHE_FILE_NAME_MAX];
     snprintf(both, sizeof both, "%s/%s", folder, name);
     return path_in(dir, both);
+}
+
+static inline const char *file_path(const char *dir, const char *key_file, const struct text *t, int i, bool state)
+{
+    return key_path(dir, key_file, t->ns, &t->keys[i], state);
+}
+
+/* Changes a bit of a file. */
+static inline void damage(const char *path, size_t at)
+{
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    uint8_t byte;
+    assert_int_equal(pread(fd, &byte, 1, (off_t)at), 1);
+    byte ^= 0x10;
+    assert_int_equal(pwrite(fd, &byte, 1, (off_t)at), 1);
+    close(fd);
 }
 
 static inline const char *space_path(const char *dir, const char *key_file, const char *ns)

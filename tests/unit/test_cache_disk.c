@@ -97,7 +97,7 @@ static void an_invalid_namespace_touches_nothing(void **state)
         assert_false(cache_disk_has(d, wrong[i], &t.keys[0], true));
         cache_disk_missing(d, wrong[i], t.keys, 1, &page, &st);
         assert_false(page || st);
-        assert_false(cache_disk_read(d, wrong[i], t.keys, t.ids, 1, 0, &image));
+        assert_false(cache_disk_read(d, wrong[i], &(struct cache_text){.keys = t.keys, .ids = t.ids, .n = 1}, 0, &image));
         assert_int_equal(cache_disk_delete(d, wrong[i], &removed, &err), -1);
         assert_non_null(strstr(err.text, "namespace"));
     }
@@ -176,7 +176,7 @@ static void a_hit_is_the_deepest_state_that_all_pages_lead_to(void **state)
     for (int i = 0; i < 6; i++)
         put_page(d, &t, i);
     cache_disk_flush(d);
-    assert_false(cache_disk_read(d, t.ns, t.keys, t.ids, t.n, 0, &image)); /* pages alone are nothing to land on */
+    assert_false(cache_disk_read(d, t.ns, &(struct cache_text){.keys = t.keys, .ids = t.ids, .n = t.n}, 0, &image)); /* pages alone are nothing to land on */
     assert_non_null(strstr(image.reason, "no state"));
     put_state(d, &t, 1);
     cache_disk_flush(d);
@@ -195,15 +195,129 @@ static void a_hit_is_the_deepest_state_that_all_pages_lead_to(void **state)
     put_page(d, &t, 6);
     cache_disk_flush(d);
     assert_int_equal(read_text(d, &t), 8);
-    assert_true(cache_disk_read(d, t.ns, t.keys, t.ids, 7, 0, &image)); /* a text that is a prefix of the stored one */
+    assert_true(cache_disk_read(d, t.ns, &(struct cache_text){.keys = t.keys, .ids = t.ids, .n = 7}, 0, &image)); /* a text that is a prefix of the stored one */
     assert_int_equal(image.n_pages, 7);
     cache_image_free(&image);
     cache_image_free(&image);
     cache_image_free(NULL);
-    assert_false(cache_disk_read(d, t.ns, t.keys, t.ids, 8, 8, &image));
-    assert_false(cache_disk_read(d, t.ns, t.keys, t.ids, 8, -1, &image));
-    assert_false(cache_disk_read(d, t.ns, t.keys, t.ids, 0, 0, &image));
+    assert_false(cache_disk_read(d, t.ns, &(struct cache_text){.keys = t.keys, .ids = t.ids, .n = 8}, 8 * 64, &image));
+    assert_false(cache_disk_read(d, t.ns, &(struct cache_text){.keys = t.keys, .ids = t.ids, .n = 8}, -1 * 64, &image));
+    assert_false(cache_disk_read(d, t.ns, &(struct cache_text){.keys = t.keys, .ids = t.ids, .n = 0}, 0, &image));
     cache_disk_close(d);
+}
+
+/* The tail of `n` tokens behind page i of the text. */
+static struct cache_tail tail_of(const struct text *t, int i, int n)
+{
+    return (struct cache_tail){.position = (i + 1) * 64 + n,
+                               .bytes = PAGE_BYTES + STATE_BYTES + (size_t)n,
+                               .key = cache_key_next(&t->keys[i], t->ids + (ptrdiff_t)(i + 1) * 64, n)};
+}
+
+static uint8_t *tail_bytes(const struct cache_tail *tail)
+{
+    uint8_t *data = malloc(tail->bytes);
+    assert_non_null(data);
+    for (size_t i = 0; i < tail->bytes; i++)
+        data[i] = (uint8_t)(tail->key.bytes[i % 16] + i);
+    return data;
+}
+
+static void store_tail(struct cache_disk *d, const struct text *t, const struct cache_tail *tail)
+{
+    assert_true(cache_disk_put_tail(d, t->ns, &tail->key, &t->keys[tail->position / 64 - 1], tail->position, tail_bytes(tail), tail->bytes));
+    cache_disk_flush(d);
+}
+
+/* Reads from a position on: where the image ends, checked byte for byte. */
+static int read_tails(struct cache_disk *d, const struct text *t, int n, const struct cache_tail *tails, int n_tails, int from)
+{
+    const struct cache_text text = {.keys = t->keys, .ids = t->ids, .n = n, .tails = tails, .n_tails = n_tails};
+    struct cache_image image;
+    int end = 0;
+    if (cache_disk_read(d, t->ns, &text, from, &image)) {
+        end = (int)cache_image_end(&image);
+        assert_true(end > from);
+        for (int i = 0; i < image.n_pages; i++) {
+            uint8_t *right = contents(&t->keys[image.first_page + i], false);
+            assert_memory_equal(image.pages + (size_t)i * PAGE_BYTES, right, PAGE_BYTES);
+            free(right);
+        }
+        const struct cache_tail *tail = NULL;
+        for (int i = 0; i < n_tails; i++)
+            if (tails[i].position == end)
+                tail = &tails[i];
+        uint8_t *right = image.tail ? tail_bytes(tail) : contents(&t->keys[end / 64 - 1], true);
+        assert_int_equal(image.state_bytes, tail ? tail->bytes : STATE_BYTES);
+        assert_memory_equal(image.state, right, image.state_bytes);
+        free(right);
+    }
+    cache_image_free(&image);
+    return end;
+}
+
+static void a_tail_is_read_back_where_it_is_the_deepest(void **state)
+{
+    struct fixture *f = *state;
+    struct cache_disk *d = open_with(&f->options, 1);
+    struct text t = text_of("p", 1, 6);
+    const struct cache_tail tails[] = {tail_of(&t, 1, 7), tail_of(&t, 3, 20), tail_of(&t, 3, 63)};
+    for (int i = 0; i < 5; i++)
+        put_page(d, &t, i);
+    put_state(d, &t, 1);
+    cache_disk_flush(d);
+    assert_int_equal(read_tails(d, &t, 5, tails, 3, 0), 2 * 64);
+    store_tail(d, &t, &tails[0]);
+    assert_int_equal(read_tails(d, &t, 5, tails, 3, 0), 2 * 64 + 7);
+    store_tail(d, &t, &tails[1]);
+    store_tail(d, &t, &tails[2]);
+    assert_false(cache_disk_put_tail(d, t.ns, &tails[2].key, &t.keys[3], tails[2].position, tail_bytes(&tails[2]), tails[2].bytes)); /* it is there */
+    assert_false(cache_disk_put_tail(d, t.ns, &t.keys[4], &t.keys[3], 5 * 64, contents(&t.keys[4], true), STATE_BYTES)); /* a grid line has no tail */
+    for (int again = 0; again < 2; again++) {
+        assert_int_equal(read_tails(d, &t, 5, tails, 3, 0), 4 * 64 + 63);
+        assert_int_equal(read_tails(d, &t, 4, tails, 2, 0), 4 * 64 + 20);
+        /* What memory has is not read: here all pages, and the shorter tail. */
+        assert_int_equal(read_tails(d, &t, 5, tails, 3, 4 * 64), 4 * 64 + 63);
+        assert_int_equal(read_tails(d, &t, 5, tails, 3, 4 * 64 + 20), 4 * 64 + 63);
+        assert_int_equal(read_tails(d, &t, 5, tails, 3, 4 * 64 + 63), 0);
+        assert_int_equal(read_tails(d, &t, 5, tails, 3, 3 * 64), 4 * 64 + 63);
+        cache_disk_close(d);
+        d = open_with(&f->options, 1);
+    }
+    /* A state on a grid line behind it is deeper. */
+    put_state(d, &t, 4);
+    cache_disk_flush(d);
+    assert_int_equal(read_tails(d, &t, 5, tails, 3, 0), 5 * 64);
+    cache_disk_close(d);
+}
+
+static void a_damaged_tail_or_page_before_it_makes_the_hit_shallower(void **state)
+{
+    struct fixture *f = *state;
+    for (int what = 0; what < 3; what++) {
+        struct cache_disk *d = open_with(&f->options, 1);
+        static const char *const names[] = {"damaged-0", "damaged-1", "damaged-2"};
+        struct text t = text_of(names[what], 1, 5);
+        const struct cache_tail tails[] = {tail_of(&t, 1, 7), tail_of(&t, 3, 20)};
+        for (int i = 0; i < 4; i++)
+            put_page(d, &t, i);
+        put_state(d, &t, 0);
+        cache_disk_flush(d);
+        store_tail(d, &t, &tails[0]);
+        store_tail(d, &t, &tails[1]);
+        if (what == 2) { /* longer than the caller wants: of another model, perhaps */
+            struct cache_tail longer[] = {tails[0], tails[1]};
+            longer[1].bytes++;
+            assert_int_equal(read_tails(d, &t, 4, longer, 2, 0), 2 * 64 + 7);
+        } else {
+            damage(key_path(f->dir, f->key_file, t.ns, what == 0 ? &tails[1].key : &t.keys[2], what == 0), 600);
+            assert_int_equal(read_tails(d, &t, 4, tails, 2, 0), 2 * 64 + 7);
+            damage(key_path(f->dir, f->key_file, t.ns, &tails[0].key, true), 600);
+            assert_int_equal(read_tails(d, &t, 4, tails, 2, 0), 64);
+        }
+        assert_true(cache_disk_stats(d).bad_files > 0);
+        cache_disk_close(d);
+    }
 }
 
 static void a_model_without_states_lands_on_any_page(void **state)
@@ -403,12 +517,7 @@ static void a_bad_file_is_a_miss_one_line_and_goes_and_the_hit_is_shallower(void
     steps[2].left = 0;
     for (int i = 0; i < 3; i++) {
         const char *path = file_path(f->dir, f->key_file, &t, steps[i].page, steps[i].state);
-        int fd = open(path, O_RDWR | O_CLOEXEC);
-        uint8_t byte;
-        assert_int_equal(pread(fd, &byte, 1, (off_t)steps[i].at), 1);
-        byte ^= 0x10;
-        assert_int_equal(pwrite(fd, &byte, 1, (off_t)steps[i].at), 1);
-        close(fd);
+        damage(path, steps[i].at);
         struct captured log = capture_log();
         assert_int_equal(read_text(d, &t), steps[i].left);
         assert_int_equal(read_text(d, &t), steps[i].left);
@@ -752,6 +861,8 @@ int main(void)
         BOTH(the_default_namespace_is_one_of_its_own),
         BOTH(it_survives_closing_and_opening_again),
         BOTH(a_hit_is_the_deepest_state_that_all_pages_lead_to),
+        BOTH(a_tail_is_read_back_where_it_is_the_deepest),
+        BOTH(a_damaged_tail_or_page_before_it_makes_the_hit_shallower),
         PLAIN(a_model_without_states_lands_on_any_page),
         BOTH(a_page_is_stored_once_however_many_texts_share_it),
         PLAIN(missing_names_what_is_worth_queueing_and_finds_room),

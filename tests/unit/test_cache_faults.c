@@ -415,7 +415,7 @@ struct crowd {
 static void read_in_crowd(struct crowd *c, const struct text *t)
 {
     struct cache_image image;
-    if (cache_disk_read(c->d, t->ns, t->keys, t->ids, t->n, 0, &image)) {
+    if (cache_disk_read(c->d, t->ns, &(struct cache_text){.keys = t->keys, .ids = t->ids, .n = t->n}, 0, &image)) {
         atomic_fetch_add(&c->hits, 1);
         for (int i = 0; i < image.n_pages; i++) {
             uint8_t *right = contents(&t->keys[i], false);

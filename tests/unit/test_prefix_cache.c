@@ -56,7 +56,7 @@ static void check_tree(const struct tree *t)
             children += child->page >= 0;
         }
         assert_int_equal(children, cell->n_paged);
-        assert_true(cell->page >= 0 || (cell->n_paged == 0 && !cell->snapshot));
+        assert_true(cell->page >= 0 || (cell->n_paged == 0 && !cell->snapshot && !cell->tails));
         bare += cell->page < 0;
         paged += cell->page >= 0;
     }
@@ -70,12 +70,16 @@ static void check_tree(const struct tree *t)
     assert_int_equal(cells, c->n_cells);
     assert_int_equal(pages, paged);
     assert_int_equal(snapshots, c->n_snapshots);
-    assert_int_equal(c->bytes, c->n_snapshots * c->o.state_bytes);
     assert_true(c->bytes + (c->spare ? c->o.state_bytes : 0) <= c->o.budget);
+    uint64_t bytes = 0;
     for (size_t i = 0; i < c->n_snapshots; i++) {
-        assert_int_equal(c->snapshots[i]->place, i);
-        assert_ptr_equal(c->snapshots[i]->cell->snapshot, c->snapshots[i]);
+        const struct prefix_snapshot *s = c->snapshots[i];
+        assert_int_equal(s->place, i);
+        assert_ptr_equal(s->n ? prefix_tail(s->cell, s->ids, s->n) : s->cell->snapshot, s);
+        assert_true(s->n || s->bytes == c->o.state_bytes);
+        bytes += s->bytes;
     }
+    assert_int_equal(c->bytes, bytes);
 }
 
 static void text_of(uint32_t seed, int32_t *ids, int n)
@@ -115,7 +119,7 @@ static struct prefix_cell *read_text(struct tree *t, struct prefix_space *s, con
 
 static bool snap(struct tree *t, struct prefix_cell *cell, uint64_t maker)
 {
-    uint8_t *data = prefix_snapshot_room(t->c, maker);
+    uint8_t *data = prefix_snapshot_room(t->c, maker, t->c->o.state_bytes);
     if (!data)
         return false;
     memset(data, 0x5A, t->c->o.state_bytes);
@@ -375,10 +379,10 @@ static void a_stolen_or_cancelled_buffer_is_accounted_for(void **state)
     assert_null(last->parent->snapshot);
     assert_int_equal(prefix_snapshot_put(t.c, last, data, 1), 0);
     check_tree(&t);
-    data = prefix_snapshot_room(t.c, 2);
+    data = prefix_snapshot_room(t.c, 2, STATE);
     assert_non_null(data);
     assert_null(last->snapshot);
-    prefix_snapshot_cancel(t.c, data);
+    prefix_snapshot_cancel(t.c, data, STATE);
     check_tree(&t);
     assert_int_equal(t.c->bytes, 0);
     assert_true(snap(&t, last, 3));
@@ -386,7 +390,103 @@ static void a_stolen_or_cancelled_buffer_is_accounted_for(void **state)
     assert_null(t.c->spare); /* no bytes of a dropped namespace stay behind */
     tree_close(&t);
     tree_open(&t, 4, STATE, 0, 100); /* a budget for none */
-    assert_null(prefix_snapshot_room(t.c, 1));
+    assert_null(prefix_snapshot_room(t.c, 1, STATE));
+    tree_close(&t);
+}
+
+/* ---- tails ---- */
+
+/* n tokens after the cell get a tail of `bytes`. */
+static bool put_tail(struct tree *t, struct prefix_cell *cell, const int32_t *ids, int n, size_t bytes, uint64_t maker)
+{
+    uint8_t *data = prefix_snapshot_room(t->c, maker, bytes);
+    if (!data)
+        return false;
+    memset(data, 0xA5, bytes);
+    assert_int_equal(prefix_tail_put(t->c, cell, ids, n, data, bytes, maker), 0);
+    check_tree(t);
+    return true;
+}
+
+static void a_tail_is_found_where_the_text_goes_on_as_it_did(void **state)
+{
+    (void)state;
+    struct tree t;
+    tree_open(&t, 64, STATE, 8, 100);
+    int32_t ids[5 * GRID];
+    text_of(1, ids, 5 * GRID);
+    struct prefix_cell *last = read_text(&t, t.s, ids, 4, 0), *third = up(last, 3);
+    assert_true(snap(&t, up(last, 2), 1));
+    assert_true(put_tail(&t, third, ids + 3 * GRID, 10, STATE + 3, 1));
+    assert_true(put_tail(&t, third, ids + 3 * GRID, 40, STATE + 9, 1));
+    assert_int_equal(t.c->bytes, STATE + STATE + 3 + STATE + 9);
+    assert_ptr_equal(prefix_tail(third, ids + 3 * GRID, 40)->cell, third);
+    assert_null(prefix_tail(third, ids + 3 * GRID, 41));
+
+    struct prefix_found f = prefix_find(t.c, t.s, ids, 5 * GRID, 0);
+    expect_found(&f, 2, 4, 4 * GRID, PREFIX_NO_STATE); /* the fourth cell has nothing to land on */
+    assert_non_null(f.tail);
+    assert_int_equal(prefix_tail_end(f.tail), 3 * GRID + 40);
+    for (int n = 3 * GRID; n <= 3 * GRID + 50; n++) { /* at least one token is left */
+        f = prefix_find(t.c, t.s, ids, n, 0);
+        const int want = n > 3 * GRID + 40 ? 40 : n > 3 * GRID + 10 ? 10 : 0;
+        assert_int_equal(f.tail ? f.tail->n : 0, want);
+    }
+    int32_t other[5 * GRID];
+    memcpy(other, ids, sizeof other);
+    other[3 * GRID + 39] ^= 1; /* the last token of the longer one */
+    f = prefix_find(t.c, t.s, other, 5 * GRID, 0);
+    assert_int_equal(f.tail->n, 10);
+    assert_int_equal(f.matched, 3 * GRID + 39);
+    assert_int_equal(f.loss, PREFIX_COMPLETE);
+    other[3 * GRID] ^= 1;
+    f = prefix_find(t.c, t.s, other, 5 * GRID, 0);
+    assert_null(f.tail);
+    /* A landing point that is deeper than a tail wins. */
+    assert_true(snap(&t, last, 1));
+    f = prefix_find(t.c, t.s, ids, 5 * GRID, 0);
+    assert_null(f.tail);
+    expect_found(&f, 4, 4, 4 * GRID, PREFIX_COMPLETE);
+    /* And the texts of others do not have it. */
+    struct prefix_space *s = prefix_enter(t.c, "other");
+    f = prefix_find(t.c, s, ids, 5 * GRID, 0);
+    assert_null(f.tail);
+    prefix_leave(t.c, s);
+    tree_close(&t);
+}
+
+static void a_tail_goes_with_its_page_its_namespace_or_for_want_of_room(void **state)
+{
+    (void)state;
+    struct tree t;
+    tree_open(&t, 64, STATE, 3, 100);
+    int32_t ids[4 * GRID];
+    text_of(1, ids, 4 * GRID);
+    struct prefix_cell *last = read_text(&t, t.s, ids, 3, 0);
+    assert_true(put_tail(&t, last, ids + 3 * GRID, 5, STATE + 1, 1));
+    assert_int_equal(prefix_reclaim(t.c, 1), 1); /* the page */
+    check_tree(&t);
+    assert_int_equal(t.c->n_snapshots, 0);
+    assert_int_equal(t.c->bytes, 0);
+
+    last = read_text(&t, t.s, ids, 3, 0);
+    assert_true(put_tail(&t, last, ids + 3 * GRID, 5, STATE + 1, 1));
+    assert_int_equal(prefix_drop(t.c, "ns").snapshots, 1);
+    assert_int_equal(t.c->bytes, 0);
+
+    /* The budget holds three grid snapshots: a tail saves the fewest tokens for its bytes. */
+    last = read_text(&t, t.s, ids, 3, 0);
+    assert_true(snap(&t, up(last, 1), 1));
+    assert_true(put_tail(&t, up(last, 1), ids + GRID, 5, STATE, 1));
+    assert_true(snap(&t, up(last, 2), 1));
+    assert_true(snap(&t, last, 2));
+    assert_null(prefix_tail(up(last, 1), ids + GRID, 5));
+    assert_int_equal(t.c->n_snapshots, 3);
+    assert_false(prefix_snapshot_reserve(t.c, 3, 4 * STATE)); /* more than all there is */
+    assert_int_equal(t.c->n_snapshots, 3);
+    /* A buffer of another size than a grid snapshot's finds room too, and the spare one does not stand beside a full budget. */
+    assert_true(put_tail(&t, last, ids + 3 * GRID, 7, 2 * STATE + 1, 3));
+    assert_int_equal(t.c->n_snapshots, 2);
     tree_close(&t);
 }
 
@@ -414,7 +514,7 @@ static void pages_nobody_can_land_behind_go_first(void **state)
     assert_true(up(last_b, 4)->page < 0 && up(last_b, 3)->page >= 0);
     assert_int_equal(t.c->n_snapshots, 2);
     /* Then a landing point with all that it alone made worth keeping: b's saves 3 cells, a's 4, and b was used. */
-    prefix_hit(t.c, t.s, up(last_b, 3));
+    prefix_hit(t.c, t.s, up(last_b, 3), up(last_b, 3)->snapshot);
     assert_int_equal(prefix_reclaim(t.c, 4), 4);
     check_tree(&t);
     assert_true(up(last_a, 1)->page < 0);
@@ -568,17 +668,25 @@ static void a_prompt_wants_snapshots_where_the_next_one_begins(void **state)
     assert_int_equal(prefix_system_end(&m, ids.ids, n), system);
 
     int plan[PLAN_MOST] = {0};
-    const int all_of_them[] = {line(system), line(user), line(assistant), line(last), line(ids.len - 1)};
-    expect_plan(plan, prefix_plan(&m, ids.ids, n, 0, 0, PLAN_MOST, plan), all_of_them, 5);
-    /* The most useful ones first. */
-    expect_plan(plan, prefix_plan(&m, ids.ids, n, 0, 128, 1, plan), (const int[]){line(last)}, 1);
-    expect_plan(plan, prefix_plan(&m, ids.ids, n, 0, 128, 2, plan), (const int[]){line(system), line(last)}, 2);
-    expect_plan(plan, prefix_plan(&m, ids.ids, n, 0, 128, 3, plan), (const int[]){128, line(system), line(last)}, 3);
-    expect_plan(plan, prefix_plan(&m, ids.ids, n, 0, 128, 4, plan), (const int[]){128, line(system), line(last), line(ids.len - 1)}, 4);
-    assert_int_equal(prefix_plan(&m, ids.ids, n, 0, 128, 0, plan), 0);
-    /* Nothing at or below the place where it begins. */
-    expect_plan(plan, prefix_plan(&m, ids.ids, n, line(assistant), 0, PLAN_MOST, plan), all_of_them + 3, 2);
-    assert_int_equal(prefix_plan(&m, ids.ids, n, line(ids.len - 1), 0, PLAN_MOST, plan), 0);
+    struct token_list role_line = {0};
+    const struct text_range role_range = {0, strlen("<|im_start|>assistant\n")};
+    assert_int_equal(tokenizer_encode(t, open, role_range.end, &role_range, 1, 0, &role_line, NULL), 0);
+    const size_t answer = last + role_line.len;
+    token_list_free(&role_line);
+    for (int exact = 0; exact < 2; exact++) {
+        const int at_system = exact ? (int)system : line(system), at_user = exact ? (int)user : line(user), at_open = exact ? (int)answer : line(answer);
+        const int all_of_them[] = {at_system, at_user, exact ? (int)assistant : line(assistant), at_open, line(ids.len - 1)};
+        expect_plan(plan, prefix_plan(&m, ids.ids, n, 0, 0, exact, PLAN_MOST, plan), all_of_them, 5);
+        /* The most useful ones first. */
+        expect_plan(plan, prefix_plan(&m, ids.ids, n, 0, 128, exact, 1, plan), (const int[]){at_open}, 1);
+        expect_plan(plan, prefix_plan(&m, ids.ids, n, 0, 128, exact, 2, plan), (const int[]){at_system, at_open}, 2);
+        expect_plan(plan, prefix_plan(&m, ids.ids, n, 0, 128, exact, 3, plan), (const int[]){128, at_system, at_open}, 3);
+        expect_plan(plan, prefix_plan(&m, ids.ids, n, 0, 128, exact, 4, plan), (const int[]){128, at_system, at_open, line(ids.len - 1)}, 4);
+        assert_int_equal(prefix_plan(&m, ids.ids, n, 0, 128, exact, 0, plan), 0);
+        /* Nothing at or below the place where it begins. */
+        expect_plan(plan, prefix_plan(&m, ids.ids, n, all_of_them[2], 0, exact, PLAN_MOST, plan), all_of_them + 3, 2);
+    }
+    assert_int_equal(prefix_plan(&m, ids.ids, n, line(ids.len - 1), 0, false, PLAN_MOST, plan), 0);
 
     /* The line that opens the answer is certain to come again, what follows it is not: see a prompt that has a grid line between them. */
     for (int pad = 0; pad < GRID; pad++) {
@@ -591,7 +699,8 @@ static void a_prompt_wants_snapshots_where_the_next_one_begins(void **state)
         const size_t opened = p.len;
         assert_true(opened > end);
         token_list_add(&p, 300);
-        expect_plan(plan, prefix_plan(&m, p.ids, (int)p.len, 0, 0, 1, plan), (const int[]){line(opened)}, 1);
+        expect_plan(plan, prefix_plan(&m, p.ids, (int)p.len, 0, 0, false, 1, plan), (const int[]){line(opened)}, 1);
+        expect_plan(plan, prefix_plan(&m, p.ids, (int)p.len, 0, 0, true, 1, plan), (const int[]){(int)opened}, 1);
         token_list_free(&p);
     }
     token_list_free(&ids);
@@ -630,9 +739,9 @@ static void a_long_text_has_landing_points_on_the_way(void **state)
     int32_t *ids = calloc(N, sizeof *ids);
     assert_non_null(ids);
     int plan[PLAN_MOST] = {0};
-    int n = prefix_plan(&none, ids, 10000, 0, 0, PLAN_MOST, plan);
+    int n = prefix_plan(&none, ids, 10000, 0, 0, false, PLAN_MOST, plan);
     expect_plan(plan, n, (const int[]){2048, 4096, 6144, 8192, 9984}, 5);
-    n = prefix_plan(&none, ids, N, 640, 0, PLAN_MOST, plan);
+    n = prefix_plan(&none, ids, N, 640, 0, false, PLAN_MOST, plan);
     assert_in_range(n, PLAN_MOST / 3, PLAN_MOST);
     assert_int_equal(plan[n - 1], (N - 1) / GRID * GRID);
     for (int i = 0; i < n; i++) {
@@ -640,8 +749,8 @@ static void a_long_text_has_landing_points_on_the_way(void **state)
         assert_true(plan[i] > (i ? plan[i - 1] : 640));
         assert_true(plan[i] - (i ? plan[i - 1] : 640) <= 8 * PLAN_EVERY);
     }
-    assert_int_equal(prefix_plan(&none, ids, GRID, 0, 0, PLAN_MOST, plan), 0);
-    expect_plan(plan, prefix_plan(&none, ids, GRID + 1, 0, 0, PLAN_MOST, plan), (const int[]){GRID}, 1);
+    assert_int_equal(prefix_plan(&none, ids, GRID, 0, 0, false, PLAN_MOST, plan), 0);
+    expect_plan(plan, prefix_plan(&none, ids, GRID + 1, 0, 0, false, PLAN_MOST, plan), (const int[]){GRID}, 1);
     free(ids);
 }
 
@@ -657,6 +766,8 @@ int main(void)
         cmocka_unit_test(what_saves_fewer_tokens_goes_first),
         cmocka_unit_test(a_sequence_spares_its_own_snapshots),
         cmocka_unit_test(a_stolen_or_cancelled_buffer_is_accounted_for),
+        cmocka_unit_test(a_tail_is_found_where_the_text_goes_on_as_it_did),
+        cmocka_unit_test(a_tail_goes_with_its_page_its_namespace_or_for_want_of_room),
         cmocka_unit_test(pages_nobody_can_land_behind_go_first),
         cmocka_unit_test(pages_in_use_are_never_taken),
         cmocka_unit_test(a_text_read_again_fills_its_bare_cells),

@@ -44,27 +44,60 @@ static void an_answer_without_a_wish_ends_where_memory_does(void **state)
     bench_close(b);
 }
 
-static void a_large_job_waits_its_turn_and_nobody_overtakes_it(void **state)
+/* The first step with rows of the job whose prompt is made of this token. */
+static int first_step_of(const struct bench *b, int token)
+{
+    int k = 0;
+    while (!rows_of(&b->engine.steps[k], token))
+        k++;
+    return k;
+}
+
+static void a_small_job_that_finds_room_does_not_wait_for_a_large_one(void **state)
 {
     (void)state;
     struct bench *b = bench_open(4, 4, 128, 10);
-    struct client a = {0}, big = {0}, small = {0};
+    struct client a = {0}, big = {0}, small = {0}, same = {0};
     assert_int_equal(submit(b->scheduler, &a, 7, 64, 64), SUBMIT_OK);
     assert_int_equal(submit(b->scheduler, &big, 8, 500, 100), SUBMIT_OK);
+    assert_int_equal(submit(b->scheduler, &same, 10, 500, 100), SUBMIT_OK);
     assert_int_equal(submit(b->scheduler, &small, 9, 10, 2), SUBMIT_OK);
-    wait_counts(b->scheduler, 1, 2);
     allow(&b->engine, -1);
     assert_int_equal(wait_end(&small), JOB_LENGTH);
     assert_int_equal(wait_end(&big), JOB_LENGTH);
-    int began = 0;
-    while (!rows_of(&b->engine.steps[began], 8))
-        began++;
-    for (int k = 0; k < began; k++)
-        assert_int_equal(rows_of(&b->engine.steps[k], 9), 0);
-    assert_true(began >= 64); /* the first one had finished */
+    assert_int_equal(wait_end(&same), JOB_LENGTH);
+    assert_true(first_step_of(b, 9) < first_step_of(b, 8));
+    assert_true(first_step_of(b, 8) < first_step_of(b, 10)); /* among those of one size it goes in order */
+    assert_true(first_step_of(b, 8) >= 64);                  /* the first one had finished */
     job_unref(a.job);
     job_unref(big.job);
+    job_unref(same.job);
     job_unref(small.job);
+    bench_close(b);
+}
+
+static void a_large_job_is_overtaken_a_few_times_only(void **state)
+{
+    (void)state;
+    enum { SMALL = 14 };
+    struct bench *b = bench_open(4, SMALL + 4, 128, 10);
+    struct client a = {0}, big = {0}, small[SMALL];
+    memset(small, 0, sizeof small);
+    assert_int_equal(submit(b->scheduler, &a, 7, 64, 250), SUBMIT_OK);
+    assert_int_equal(submit(b->scheduler, &big, 8, 500, 100), SUBMIT_OK);
+    for (int i = 0; i < SMALL; i++)
+        assert_int_equal(submit(b->scheduler, &small[i], 20 + i, 10, 2), SUBMIT_OK);
+    allow(&b->engine, -1);
+    assert_int_equal(wait_end(&big), JOB_LENGTH);
+    int before = 0;
+    for (int i = 0; i < SMALL; i++) {
+        assert_int_equal(wait_end(&small[i]), JOB_LENGTH);
+        before += first_step_of(b, 20 + i) < first_step_of(b, 8);
+        job_unref(small[i].job);
+    }
+    assert_int_equal(before, 8);
+    job_unref(a.job);
+    job_unref(big.job);
     bench_close(b);
 }
 
@@ -314,7 +347,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_job_that_can_never_fit_is_refused),
         cmocka_unit_test(an_answer_without_a_wish_ends_where_memory_does),
-        cmocka_unit_test(a_large_job_waits_its_turn_and_nobody_overtakes_it),
+        cmocka_unit_test(a_small_job_that_finds_room_does_not_wait_for_a_large_one),
+        cmocka_unit_test(a_large_job_is_overtaken_a_few_times_only),
         cmocka_unit_test(what_an_answer_may_grow_to_is_not_set_aside),
         cmocka_unit_test(when_pages_run_out_the_youngest_is_paused_and_all_finish_with_their_whole_text),
         cmocka_unit_test(a_client_that_leaves_while_paused_is_gone_at_once),
