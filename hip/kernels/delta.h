@@ -28,6 +28,7 @@ enum {
     DELTA_COEF = 68,                      /* row of coef: more than the cell, for the banks, and a multiple of 4 */
     DELTA_TURNED = 65,                    /* row of turned keys */
     DELTA_FEW = 8,                        /* so many new rows in a cell take their dots one by one */
+    DELTA_PART = 4,                       /* rows whose q and k are in scalar registers at a time */
     CONV_THREADS = 128,
     CONV_HEADS = CONV_THREADS / 32,
     CONV_ROWS = 16,
@@ -56,6 +57,33 @@ DEV int delta_fresh(int x)
     return x;
 }
 
+/* Nothing is moved across this: what follows is not begun early at the price of registers. */
+DEV void delta_apart()
+{
+#ifndef BEDSIDE_GPU_SHIM
+    __builtin_amdgcn_sched_barrier(0);
+#endif
+}
+
+/* Lane and thread, the same way: addresses made of them are not kept in vector registers from one part of the kernel to the next. */
+DEV int delta_lane()
+{
+    int x = (int)lane_id();
+#ifndef BEDSIDE_GPU_SHIM
+    __asm__ volatile("" : "+v"(x));
+#endif
+    return x;
+}
+
+DEV int delta_tid()
+{
+    int x = (int)tid_x();
+#ifndef BEDSIDE_GPU_SHIM
+    __asm__ volatile("" : "+v"(x));
+#endif
+    return x;
+}
+
 /* The same for an address. */
 DEV const float *delta_fresh(const float *p)
 {
@@ -79,6 +107,17 @@ DEV f32x4_t delta_same_f32x4(const float *p)
 DEV f32x4_t delta_same_f32x4_at(const float *p, uint32_t bytes)
 {
     return delta_same_f32x4((const float *)(const void *)((const char *)p + bytes));
+}
+
+/* Four floats `at` floats from a base that is the same in all lanes: 32-bit offsets from a scalar address. */
+DEV f32x4_t delta_load(const float *base, int at)
+{
+    return load_f32x4((const char *)base + (uint32_t)at * 4U);
+}
+
+DEV void delta_store(float *base, int at, f32x4_t x)
+{
+    store_f32x4((char *)base + (uint32_t)at * 4U, x);
 }
 
 DEV float delta_value(const struct gpu_matrix *w, const uint8_t *row, int i)
@@ -227,13 +266,79 @@ KERNEL(CONV_THREADS) delta_conv(struct delta_conv_params p)
 
 /* ---- delta_rule ---- */
 
-/* One value head of a span, and rows t0 .. t0+n-1 of the cell in work, which are rows row .. row+n-1 of the step. */
-struct delta_cell {
-    const float *qkv; /* at the head's q of row 0; k is k_at floats further, v v_at */
-    int k_at, v_at, channels, dim, k_row, v_row, v_heads, head;
-    float *m, *k, *u, *g; /* the slot's, at this head */
-    int row, t0, n;
+struct delta_shared {
+    float coef[GPU_GRID * DELTA_COEF];
+    float turned[32 * DELTA_TURNED];         /* keys for the dots; then U of two blocks in turn */
+    float done[DELTA_BLOCK * DELTA_COLUMNS]; /* o of the block whose stage it is */
+    float sums[GPU_GRID], beta[GPU_GRID], decay[GPU_GRID];
+    float norm[2 * DELTA_COLUMNS];
 };
+static_assert(32 * DELTA_TURNED >= 2 * DELTA_BLOCK * DELTA_COLUMNS, "room for two blocks");
+
+/* What stays in registers from one part of the kernel to the next: one value head of a span, rows t0 .. t0+n-1 of the cell in work, which are rows row ..
+ * row+n-1 of the step, and the wave. Everything else is made again where it is used: scalar registers are few. */
+struct delta_place {
+    uint64_t state;
+    int head, key_head, row, t0, n, wave;
+};
+
+/* The head's arrays and their steps. */
+struct delta_cell {
+    const float *qkv; /* at the head's q of row 0; k is k_row floats further, v v_at */
+    float *m, *k, *u, *g; /* the slot's, at this head */
+    int v_at, channels, dim, k_row, v_row, v_heads, row, t0, n;
+};
+
+/* The kernel's parameters, to be read again. */
+DEV const struct delta_rule_params &delta_again(const struct delta_rule_params &p)
+{
+#ifdef BEDSIDE_GPU_SHIM
+    return p;
+#else
+    (void)p;
+    auto *again = (const __attribute__((address_space(4))) struct delta_rule_params *)__builtin_amdgcn_kernarg_segment_ptr();
+    __asm__ volatile("" : "+s"(again));
+    return *(const struct delta_rule_params *)again;
+#endif
+}
+
+/* DIM: the heads' channels, or 0 when only p.dim tells. */
+template <int DIM> DEV int delta_dim(const struct delta_rule_params &p)
+{
+    return DIM > 0 ? DIM : delta_again(p).dim;
+}
+
+DEV struct gpu_span delta_span_of(const struct delta_rule_params &p)
+{
+    const struct gpu_span *spans = delta_again(p).step.spans;
+#ifdef BEDSIDE_GPU_SHIM
+    return spans[bid_y()];
+#else
+    return *(const struct gpu_span *)((const __attribute__((address_space(4))) struct gpu_span *)(uint64_t)spans + bid_y());
+#endif
+}
+
+template <int DIM> DEV struct delta_cell delta_cell_of(const struct delta_rule_params &params, const struct delta_place &place)
+{
+    const struct delta_rule_params &p = delta_again(params);
+    const int head = delta_fresh(place.head), key_head = delta_fresh(place.key_head);
+    struct delta_cell cell;
+    cell.dim = DIM > 0 ? DIM : p.dim;
+    cell.k_row = p.k_heads * cell.dim;
+    cell.v_row = p.v_heads * cell.dim;
+    cell.channels = 2 * cell.k_row + cell.v_row;
+    cell.v_heads = p.v_heads;
+    cell.qkv = p.qkv + key_head * cell.dim;
+    cell.v_at = 2 * cell.k_row + (head - key_head) * cell.dim;
+    cell.m = GLOBAL(float, place.state + p.m_at) + head * cell.dim * cell.dim;
+    cell.k = GLOBAL(float, place.state + p.k_at) + key_head * cell.dim;
+    cell.u = GLOBAL(float, place.state + p.u_at) + head * cell.dim;
+    cell.g = GLOBAL(float, place.state + p.g_at) + head;
+    cell.row = place.row;
+    cell.t0 = place.t0;
+    cell.n = place.n;
+    return cell;
+}
 
 DEV const float *cell_q(const struct delta_cell &cell, int t)
 {
@@ -243,29 +348,73 @@ DEV const float *cell_q(const struct delta_cell &cell, int t)
 /* The key of row t, new or old. */
 DEV const float *cell_key(const struct delta_cell &cell, int t)
 {
-    return t < cell.t0 ? cell.k + (size_t)t * (size_t)cell.k_row : cell_q(cell, t) + cell.k_at;
+    return t < cell.t0 ? cell.k + (size_t)t * (size_t)cell.k_row : cell_q(cell, t) + cell.k_row;
 }
 
-/* The eight rows of a wave's block, of which lo .. hi-1 are new: `q` is row lo's, `row[r]` how many bytes further row r's is. Rows that are not new are stood in
- * for by the nearest that is, so that there is something to read; what is made of them is not kept. */
+/* The wave's block of rows, of which lo .. hi-1 are new; bit r of `kept` is set when row first + r is. */
 struct delta_block {
-    int first, lo, hi, rows; /* rows: bit r is set when row first + r is new */
+    int first, lo, hi, kept;
+};
+
+DEV struct delta_block delta_block_of(const struct delta_place &place)
+{
+    const int first = delta_fresh(place.wave) * DELTA_BLOCK, lo = delta_max(first, place.t0), hi = delta_min(first + DELTA_BLOCK, place.t0 + place.n);
+    return {first, lo, hi, lo < hi ? (1 << (hi - first)) - (1 << (lo - first)) : 0};
+}
+
+/* Where the block's q and k are: `q` is row lo's, `row[r]` how many bytes further row r's is. Rows that are not new are stood in for by the nearest that is, so
+ * that there is something to read; what is made of them is not kept. */
+struct delta_sources {
     const float *q;
+    int k_row;
     uint32_t row[DELTA_BLOCK];
 };
 
-DEV struct delta_block cell_block(const struct delta_cell &cell, int first)
+DEV struct delta_sources cell_sources(const struct delta_cell &cell, const struct delta_block &block)
 {
-    struct delta_block block;
-    block.first = first;
-    block.lo = delta_max(first, cell.t0);
-    block.hi = delta_min(first + DELTA_BLOCK, cell.t0 + cell.n);
-    block.rows = block.lo < block.hi ? (1 << (block.hi - first)) - (1 << (block.lo - first)) : 0;
-    block.q = cell_q(cell, block.lo);
+    struct delta_sources from;
+    from.q = cell_q(cell, block.lo);
+    from.k_row = cell.k_row;
     for (int r = 0; r < DELTA_BLOCK; r++)
-        block.row[r] = (uint32_t)delta_max(delta_min(first + r, block.hi - 1) - block.lo, 0) * (uint32_t)cell.channels * 4;
-    return block;
+        from.row[r] = (uint32_t)delta_max(delta_min(block.first + r, block.hi - 1) - block.lo, 0) * (uint32_t)cell.channels * 4;
+    return from;
 }
+
+/* The lane's four columns of the 128 from `start` on. Lanes beyond the head's columns repeat the first and keep nothing. */
+struct delta_column {
+    int lane, at;
+    bool has;
+};
+
+DEV struct delta_column delta_column_of(int dim, int start)
+{
+    const int lane = delta_lane();
+    const bool has = start + 4 * lane < dim;
+    return {lane, has ? start + 4 * lane : 0, has};
+}
+
+/* Sums and betas of the cell's rows; the slot receives the new sums. */
+DEV void cell_sums(const struct delta_rule_params &params, const struct delta_cell &cell, int head, struct delta_shared &shared)
+{
+    const struct delta_rule_params &p = delta_again(params);
+    const int tid = delta_tid(), t = tid % GPU_GRID, end = cell.t0 + cell.n;
+    const size_t of = (size_t)(cell.row + t - cell.t0) * 2 * (size_t)cell.v_heads + (size_t)head;
+    if (tid < GPU_GRID && t < end)
+        shared.sums[t] = t < cell.t0 ? cell.g[(size_t)t * (size_t)cell.v_heads] : p.gates[of + (size_t)cell.v_heads];
+    else if (tid >= GPU_GRID && tid < 2 * GPU_GRID && t >= cell.t0 && t < end)
+        shared.beta[t] = p.gates[of];
+    sync_threads();
+    if (tid == 0) {
+        float sum = cell.t0 > 0 ? shared.sums[cell.t0 - 1] : 0.0f;
+        for (int i = cell.t0; i < end; i++)
+            shared.sums[i] = sum = sum + shared.sums[i];
+    }
+    sync_threads();
+    if (tid >= cell.t0 && tid < end)
+        cell.g[(size_t)t * (size_t)cell.v_heads] = shared.sums[t];
+}
+
+/* ---- dots ---- */
 
 /* coef [t][s] = beta_t (k_t.k_s) e^(G_t - G_s) for s < t, and coef [s][t] = (q_t.k_s) e^(G_t - G_s) for s <= t. First the dots. */
 DEV void cell_keep_dots(float *coef, int t, int s, float kk, float qk)
@@ -277,27 +426,26 @@ DEV void cell_keep_dots(float *coef, int t, int s, float kk, float qk)
 }
 
 /* Then what goes with them, by the lane that kept them. */
-DEV void cell_decay_dots(float *coef, const float *sums, const float *beta, int t, int s)
+DEV void cell_decay_dots(struct delta_shared &shared, int t, int s)
 {
     if (s > t)
         return;
-    const float decay = gpu_expf(sums[t] - sums[s]);
+    const float decay = gpu_expf(shared.sums[t] - shared.sums[s]);
     if (s < t)
-        coef[t * DELTA_COEF + s] = beta[t] * coef[t * DELTA_COEF + s] * decay;
-    coef[s * DELTA_COEF + t] *= decay;
+        shared.coef[t * DELTA_COEF + s] = shared.beta[t] * shared.coef[t * DELTA_COEF + s] * decay;
+    shared.coef[s * DELTA_COEF + t] *= decay;
 }
 
 /* Few new rows: four lanes for each s, one for each of the four chains. */
-DEV void cell_dots_few(const struct delta_cell &cell, float *coef, const float *sums, const float *beta)
+DEV void cell_dots_few(const struct delta_cell &cell, int wave, struct delta_shared &shared)
 {
-    const int s = (int)tid_x() >> 2, chain = (int)tid_x() & 3, wave = uniform_i((int)(tid_x() >> 5)), steps = cell.dim / 16;
-    const int end = cell.t0 + cell.n;
+    const int tid = delta_tid(), s = tid >> 2, chain = tid & 3, steps = cell.dim / 16, end = cell.t0 + cell.n;
     const float *ks = cell_key(cell, delta_min(s, end - 1)) + 4 * chain;
-    for (int t = delta_max(cell.t0, 8 * wave); t < end; t++) {
-        const float *q = cell_q(cell, t) + 4 * chain, *k = q + cell.k_at;
+    DELTA_ROLLED for (int t = delta_max(cell.t0, DELTA_BLOCK * wave); t < end; t++) {
+        const float *q = cell_q(cell, t), *k = q + cell.k_row;
         float kk = 0.0f, qk = 0.0f;
         DELTA_UNROLLED(8) for (int m = 0; m < steps; m++) {
-            const f32x4_t y = load_f32x4(ks + 16 * m), xk = load_f32x4(k + 16 * m), xq = load_f32x4(q + 16 * m);
+            const f32x4_t y = load_f32x4(ks + 16 * m), xk = delta_load(k, 16 * m + 4 * chain), xq = delta_load(q, 16 * m + 4 * chain);
             for (int e = 0; e < 4; e++) {
                 kk = gpu_fmaf(xk[e], y[e], kk);
                 qk = gpu_fmaf(xq[e], y[e], qk);
@@ -308,16 +456,16 @@ DEV void cell_dots_few(const struct delta_cell &cell, float *coef, const float *
         kk += shfl_xor_f<2>(kk);
         qk += shfl_xor_f<2>(qk);
         if (chain == 0) {
-            cell_keep_dots(coef, t, s, kk, qk);
-            cell_decay_dots(coef, sums, beta, t, s);
+            cell_keep_dots(shared.coef, t, s, kk, qk);
+            cell_decay_dots(shared, t, s);
         }
     }
 }
 
-/* Chain l of sixteens m0 .. m0+steps-1 of the keys of all rows of the cell, turned: [4 * steps][row], so that lanes can take a row each. */
+/* Chain `chain` of sixteens m0 .. m0+steps-1 of the keys of all rows of the cell, turned: [4 * steps][row], so that lanes can take a row each. */
 DEV void cell_turn_keys(const struct delta_cell &cell, float *turned, int chain, int m0, int steps)
 {
-    for (int i = (int)tid_x(); i < 8 * GPU_GRID; i += DELTA_THREADS) {
+    DELTA_ROLLED for (int i = delta_tid(); i < 8 * GPU_GRID; i += DELTA_THREADS) {
         const int m = i & 7, s = i >> 3;
         if (m >= steps || s >= cell.t0 + cell.n)
             continue;
@@ -332,42 +480,45 @@ struct delta_dots {
     float kk[DELTA_BLOCK][2], qk[DELTA_BLOCK][2];
 };
 
-template <bool WIDE>
-DEV void cell_dots_add(const struct delta_cell &cell, const float *turned, const struct delta_block &block, int at, int steps, struct delta_dots &sum)
+template <bool WIDE> DEV void cell_dots_add(const struct delta_sources &from, const float *turned, int at, int steps, struct delta_dots &sum)
 {
-    const int lane = (int)lane_id();
+    const int lane = delta_lane();
     DELTA_ROLLED for (int m = 0; m < steps; m++) {
-        const float *q = delta_fresh(block.q + at + 16 * m), *k = delta_fresh(q + cell.k_at);
         float y[4][2];
         for (int e = 0; e < 4; e++) {
             y[e][0] = turned[(4 * m + e) * DELTA_TURNED + lane];
             y[e][1] = WIDE ? turned[(4 * m + e) * DELTA_TURNED + lane + 32] : 0.0f;
         }
-        DELTA_UNROLLED() for (int r = 0; r < DELTA_BLOCK; r++) {
-            const f32x4_t xq = delta_same_f32x4_at(q, block.row[r]), xk = delta_same_f32x4_at(k, block.row[r]);
-            for (int e = 0; e < 4; e++)
-                for (int half = 0; half < (WIDE ? 2 : 1); half++) {
-                    sum.kk[r][half] = gpu_fmaf(xk[e], y[e][half], sum.kk[r][half]);
-                    sum.qk[r][half] = gpu_fmaf(xq[e], y[e][half], sum.qk[r][half]);
-                }
+        DELTA_UNROLLED() for (int part = 0; part < DELTA_BLOCK; part += DELTA_PART) {
+            delta_apart();
+            const float *q = delta_fresh(from.q + at + 16 * m), *k = delta_fresh(q + from.k_row);
+            DELTA_UNROLLED() for (int r = part; r < part + DELTA_PART; r++) {
+                const f32x4_t xq = delta_same_f32x4_at(q, from.row[r]), xk = delta_same_f32x4_at(k, from.row[r]);
+                for (int e = 0; e < 4; e++)
+                    for (int half = 0; half < (WIDE ? 2 : 1); half++) {
+                        sum.kk[r][half] = gpu_fmaf(xk[e], y[e][half], sum.kk[r][half]);
+                        sum.qk[r][half] = gpu_fmaf(xq[e], y[e][half], sum.qk[r][half]);
+                    }
+            }
         }
     }
 }
 
 /* Many new rows: a wave has its own rows t, a lane has one s or two. */
-template <bool WIDE>
-DEV void cell_dots_many(const struct delta_cell &cell, float *coef, float *turned, const float *sums, const float *beta, const struct delta_block &block)
+template <int DIM, bool WIDE> DEV void cell_dots_many(const struct delta_rule_params &p, const struct delta_place &place, struct delta_shared &shared)
 {
     struct delta_dots total = {}, third = {};
     DELTA_ROLLED for (int chain = 0; chain < 4; chain++) {
         struct delta_dots sum = {};
-        DELTA_ROLLED for (int m0 = 0; m0 < cell.dim / 16; m0 += 8) {
+        DELTA_ROLLED for (int m0 = 0; 16 * m0 < delta_dim<DIM>(p); m0 += 8) {
+            const struct delta_cell cell = delta_cell_of<DIM>(p, place);
+            const struct delta_block block = delta_block_of(place);
             const int steps = delta_min(cell.dim / 16 - m0, 8);
             sync_threads();
-            cell_turn_keys(cell, turned, chain, m0, steps);
+            cell_turn_keys(cell, shared.turned, chain, m0, steps);
             sync_threads();
-            if (block.lo < block.hi)
-                cell_dots_add<WIDE>(cell, turned, block, 16 * m0 + 4 * chain, steps, sum);
+            if (block.kept)
+                cell_dots_add<WIDE>(cell_sources(cell, block), shared.turned, 16 * m0 + 4 * chain, steps, sum);
         }
         DELTA_UNROLLED() for (int r = 0; r < DELTA_BLOCK; r++)
             for (int half = 0; half < (WIDE ? 2 : 1); half++) {
@@ -382,15 +533,18 @@ DEV void cell_dots_many(const struct delta_cell &cell, float *coef, float *turne
                 total.qk[r][half] = chain == 0 ? qk : total.qk[r][half] + qk;
             }
     }
-    const int kept = delta_fresh(block.rows), first = delta_fresh(block.first), lane = (int)lane_id();
+    const struct delta_block block = delta_block_of(place);
+    const int lane = delta_lane();
     DELTA_UNROLLED() for (int r = 0; r < DELTA_BLOCK; r++)
         for (int half = 0; half < (WIDE ? 2 : 1); half++)
-            if (kept >> r & 1)
-                cell_keep_dots(coef, first + r, lane + 32 * half, total.kk[r][half], total.qk[r][half]);
+            if (block.kept >> r & 1)
+                cell_keep_dots(shared.coef, block.first + r, lane + 32 * half, total.kk[r][half], total.qk[r][half]);
     DELTA_ROLLED for (int t = block.lo; t < block.hi; t++)
         for (int half = 0; half < (WIDE ? 2 : 1); half++)
-            cell_decay_dots(coef, sums, beta, t, lane + 32 * half);
+            cell_decay_dots(shared, t, lane + 32 * half);
 }
+
+/* ---- products ---- */
 
 /* What a wave has of its rows: before its stage U is beta_t (v_t - e^(G_t) k_t M0) less what earlier rows take off, then U_t; o the same of o_t. Rows older than
  * the step have their U from the slot. */
@@ -400,70 +554,80 @@ struct delta_rows {
 
 /* km[r] = k M0 and qm[r] = q M0 of ROWS rows of the block (1: of row lo), at the lane's columns. The next DEPTH rows of M0 are on their way while these
  * are worked on. */
-template <int ROWS, int DEPTH> DEV void cell_products(const struct delta_cell &cell, int column, const struct delta_block &block, f32x4_t *km, f32x4_t *qm)
+template <int ROWS, int DEPTH> DEV void cell_products(const struct delta_cell &cell, int column, const struct delta_sources &from, f32x4_t *km, f32x4_t *qm)
 {
-    const float *m = cell.m;
+    enum { PART = ROWS < DELTA_PART ? ROWS : DELTA_PART };
     const int dim = cell.dim;
     f32x4_t ahead[2][DEPTH];
     DELTA_UNROLLED() for (int r = 0; r < ROWS; r++)
         km[r] = qm[r] = f32x4_t{0.0f, 0.0f, 0.0f, 0.0f};
     DELTA_UNROLLED() for (int j = 0; j < DEPTH; j++)
-        ahead[0][j] = load_f32x4(m + (uint32_t)(j * dim + column));
-    DELTA_ROLLED for (int i = 0; i < dim; i += 2 * DEPTH) {
+        ahead[0][j] = delta_load(cell.m, j * dim + column);
+    DELTA_ROLLED for (int i = 0; i < dim; i += 2 * DEPTH)
         DELTA_UNROLLED() for (int half = 0; half < 2; half++) {
             const int at = i + half * DEPTH, next = at + DEPTH < dim ? at + DEPTH : 0;
-            const float *q = delta_fresh(block.q + at), *k = delta_fresh(q + cell.k_at), *ahead_m = m + next * dim;
             DELTA_UNROLLED() for (int j = 0; j < DEPTH; j++)
-                ahead[1 - half][j] = load_f32x4(ahead_m + (uint32_t)(j * dim + column));
+                ahead[1 - half][j] = delta_load(cell.m + next * dim, j * dim + column);
             DELTA_UNROLLED() for (int j = 0; j < DEPTH; j += 4)
-                DELTA_UNROLLED() for (int r = 0; r < ROWS; r++) {
-                    const uint32_t row = ROWS > 1 ? block.row[r] : 0;
-                    const f32x4_t xq = delta_same_f32x4_at(q + j, row), xk = delta_same_f32x4_at(k + j, row);
-                    for (int e = 0; e < 4; e++) {
-                        km[r] = delta_fma(xk[e], ahead[half][j + e], km[r]);
-                        qm[r] = delta_fma(xq[e], ahead[half][j + e], qm[r]);
+                DELTA_UNROLLED() for (int part = 0; part < ROWS; part += PART) {
+                    const float *q = delta_fresh(from.q + at + j), *k = delta_fresh(q + from.k_row);
+                    if (ROWS > 1)
+                        delta_apart();
+                    DELTA_UNROLLED() for (int r = part; r < part + PART; r++) {
+                        const uint32_t row = ROWS > 1 ? from.row[r] : 0;
+                        const f32x4_t xq = delta_same_f32x4_at(q, row), xk = delta_same_f32x4_at(k, row);
+                        for (int e = 0; e < 4; e++) {
+                            km[r] = delta_fma(xk[e], ahead[half][j + e], km[r]);
+                            qm[r] = delta_fma(xq[e], ahead[half][j + e], qm[r]);
+                        }
                     }
                 }
         }
-    }
 }
 
-/* The wave's rows before the stages, at the lane's columns. */
-DEV void cell_begin_rows(const struct delta_cell &cell, const float *sums, const float *beta, int column, const struct delta_block &block, struct delta_rows &rows)
+/* The wave's rows before the stages. */
+template <int DIM>
+DEV void cell_begin_rows(const struct delta_rule_params &p, const struct delta_place &place, const struct delta_shared &shared, int start, struct delta_rows &rows)
 {
-    if (block.hi - block.lo == 1) {
-        cell_products<1, 8>(cell, column, block, rows.u, rows.o);
+    const struct delta_block has = delta_block_of(place);
+    if (has.hi - has.lo == 1) {
+        const struct delta_cell cell = delta_cell_of<DIM>(p, place);
+        cell_products<1, 8>(cell, delta_column_of(cell.dim, start).at, cell_sources(cell, has), rows.u, rows.o);
         DELTA_UNROLLED() for (int r = 1; r < DELTA_BLOCK; r++) {
             rows.u[r] = rows.u[0];
             rows.o[r] = rows.o[0];
         }
-    } else if (block.lo < block.hi) {
-        cell_products<DELTA_BLOCK, 4>(cell, column, block, rows.u, rows.o);
+    } else if (has.kept) {
+        const struct delta_cell cell = delta_cell_of<DIM>(p, place);
+        cell_products<DELTA_BLOCK, 4>(cell, delta_column_of(cell.dim, start).at, cell_sources(cell, has), rows.u, rows.o);
     }
-    const int old = delta_fresh(cell.t0 - block.first), kept = delta_fresh(block.rows);
-    const float *u = cell.u + (size_t)block.first * (size_t)cell.v_row;
+    const struct delta_cell cell = delta_cell_of<DIM>(p, place);
+    const struct delta_block block = delta_block_of(place);
+    const int old = cell.t0 - block.first, column = delta_column_of(cell.dim, start).at;
+    const float *u = cell.u + (size_t)block.first * (size_t)cell.v_row, *v = cell_q(cell, block.first) + cell.v_at;
     DELTA_UNROLLED() for (int r = 0; r < DELTA_BLOCK; r++) {
         if (r < old)
-            rows.u[r] = load_f32x4(u + (uint32_t)(r * cell.v_row + column));
-        if (!(kept >> r & 1))
+            rows.u[r] = delta_load(u, r * cell.v_row + column);
+        if (!(block.kept >> r & 1))
             continue;
-        const f32x4_t v = load_f32x4(block.q + (uint32_t)((int)(block.row[r] / 4) + cell.v_at + column));
-        const float grown = gpu_expf(sums[block.first + r]), b = beta[block.first + r];
+        const f32x4_t x = delta_load(v + (size_t)r * (size_t)cell.channels, column);
+        const float grown = gpu_expf(shared.sums[block.first + r]), b = shared.beta[block.first + r];
         for (int c = 0; c < 4; c++) {
-            rows.u[r][c] = b * gpu_fmaf(-grown, rows.u[r][c], v[c]);
+            rows.u[r][c] = b * gpu_fmaf(-grown, rows.u[r][c], x[c]);
             rows.o[r][c] = grown * rows.o[r][c];
         }
     }
 }
 
+/* ---- stages ---- */
+
 /* The wave's own stage: U of its new rows from U of the rows before them in the block. */
 DEV void cell_solve(const float *coef, const struct delta_block &block, struct delta_rows &rows)
 {
-    const int kept = delta_fresh(block.rows), first = delta_fresh(block.first);
     DELTA_UNROLLED() for (int r = 1; r < DELTA_BLOCK; r++) {
-        if (!(kept >> r & 1))
+        if (!(block.kept >> r & 1))
             continue;
-        const float *a = coef + (first + r) * DELTA_COEF + first;
+        const float *a = coef + (block.first + r) * DELTA_COEF + block.first;
         f32x4_t chain = {0.0f, 0.0f, 0.0f, 0.0f};
         DELTA_UNROLLED() for (int s = 0; s < r; s++)
             chain = delta_fma(a[s], rows.u[s], chain);
@@ -472,28 +636,28 @@ DEV void cell_solve(const float *coef, const struct delta_block &block, struct d
 }
 
 /* U of the block for the waves that follow, and of the new rows for the slot. */
-DEV void cell_publish(const struct delta_cell &cell, const struct delta_block &block, const struct delta_rows &rows, float *solved, int column, bool has)
+DEV void cell_publish(const struct delta_cell &cell, const struct delta_block &block, const struct delta_rows &rows, float *solved, int start)
 {
-    const int kept = delta_fresh(block.rows);
+    const struct delta_column column = delta_column_of(cell.dim, start);
     float *u = cell.u + (size_t)block.first * (size_t)cell.v_row;
     DELTA_UNROLLED() for (int r = 0; r < DELTA_BLOCK; r++) {
-        store_f32x4(solved + r * DELTA_COLUMNS + 4 * (int)lane_id(), rows.u[r]);
-        if ((kept >> r & 1) && has)
-            store_f32x4(u + (uint32_t)(r * cell.v_row + column), rows.u[r]);
+        store_f32x4(solved + r * DELTA_COLUMNS + 4 * column.lane, rows.u[r]);
+        if ((block.kept >> r & 1) && column.has)
+            delta_store(u, r * cell.v_row + column.at, rows.u[r]);
     }
 }
 
 /* What the eight rows of an earlier block (from `before` on, their U in `earlier`) take off the wave's new rows and give to their outputs. */
 DEV void cell_absorb(const float *coef, const float *earlier, int before, const struct delta_block &block, struct delta_rows &rows)
 {
-    const int kept = delta_fresh(block.rows), first = delta_fresh(block.first);
+    const int lane = delta_lane();
     f32x4_t u[DELTA_BLOCK];
     DELTA_UNROLLED() for (int s = 0; s < DELTA_BLOCK; s++)
-        u[s] = load_f32x4(earlier + s * DELTA_COLUMNS + 4 * (int)lane_id());
+        u[s] = load_f32x4(earlier + s * DELTA_COLUMNS + 4 * lane);
     DELTA_UNROLLED() for (int r = 0; r < DELTA_BLOCK; r++) {
-        if (!(kept >> r & 1))
+        if (!(block.kept >> r & 1))
             continue;
-        const float *a = coef + (first + r) * DELTA_COEF + before, *b = coef + before * DELTA_COEF + first + r;
+        const float *a = coef + (block.first + r) * DELTA_COEF + before, *b = coef + before * DELTA_COEF + block.first + r;
         f32x4_t of_u = {0.0f, 0.0f, 0.0f, 0.0f}, of_o = {0.0f, 0.0f, 0.0f, 0.0f};
         DELTA_UNROLLED() for (int s = 0; s < DELTA_BLOCK; s++) {
             of_u = delta_fma(a[s], u[s], of_u);
@@ -515,174 +679,148 @@ DEV f32x4_t cell_gate(f32x4_t o, float scale, f32x4_t norm, f32x4_t z)
 
 /* o_t of the wave's new rows with what the rows of their own block give, themselves included; then step 8. Columns before the last 128 wait in `out`, these in
  * `done`; a lane fetches what it has put there itself. */
-DEV void cell_finish(const struct delta_rule_params &p, const struct delta_cell &cell, const float *coef, const float *norm, float *done, int start,
-                     bool has, const struct delta_block &block, const struct delta_rows &rows)
+DEV void cell_finish(const struct delta_rule_params &params, const struct delta_cell &cell, const struct delta_block &block, int head, int start,
+                     struct delta_shared &shared, const struct delta_rows &rows)
 {
-    const int lane = (int)lane_id(), column = start + 4 * lane;
+    const struct delta_rule_params &p = delta_again(params);
+    const struct delta_column column = delta_column_of(cell.dim, start);
+    const int own = 4 * column.lane;
     const bool whole = start + DELTA_COLUMNS >= cell.dim;
-    float *out = p.out + (size_t)(cell.row + block.lo - cell.t0) * (size_t)cell.v_row + (size_t)cell.head * (size_t)cell.dim;
-    const int kept = delta_fresh(block.rows), first = delta_fresh(block.first);
+    const size_t at = (size_t)(cell.row + block.lo - cell.t0) * (size_t)cell.v_row + (size_t)(head * cell.dim);
+    float *y = p.out + at;
+    const float *z = p.z + at;
     DELTA_UNROLLED() for (int r = 0; r < DELTA_BLOCK; r++) {
-        if (!(kept >> r & 1))
+        if (!(block.kept >> r & 1))
             continue;
         f32x4_t o = {0.0f, 0.0f, 0.0f, 0.0f};
         DELTA_UNROLLED() for (int s = 0; s <= r; s++)
-            o = delta_fma(coef[(first + s) * DELTA_COEF + first + r], rows.u[s], o);
+            o = delta_fma(shared.coef[(block.first + s) * DELTA_COEF + block.first + r], rows.u[s], o);
         o += rows.o[r];
         if (whole)
-            store_f32x4(done + r * DELTA_COLUMNS + 4 * lane, o);
+            store_f32x4(shared.done + r * DELTA_COLUMNS + own, o);
         else
-            store_f32x4(out + (size_t)(first + r - block.lo) * (size_t)cell.v_row + column, o);
+            delta_store(y, (block.first + r - block.lo) * cell.v_row + column.at, o);
     }
-    DELTA_ROLLED for (int t = block.lo; t < block.hi && whole; t++) {
-        const float *z = p.z + (size_t)(cell.row + t - cell.t0) * (size_t)cell.v_row + (size_t)cell.head * (size_t)cell.dim;
-        float *y = out + (size_t)(t - block.lo) * (size_t)cell.v_row;
-        const f32x4_t o = load_f32x4(done + (t - block.first) * DELTA_COLUMNS + 4 * lane);
+    DELTA_ROLLED for (int t = block.lo; t < block.hi && whole; t++, y += cell.v_row, z += cell.v_row) {
+        const f32x4_t o = load_f32x4(shared.done + (t - block.first) * DELTA_COLUMNS + own);
         f32x4_t before = {0.0f, 0.0f, 0.0f, 0.0f}; /* a head has 256 columns at most */
         float sum = 0.0f;
         if (start > 0) {
-            before = load_f32x4(y + (uint32_t)(column - DELTA_COLUMNS));
+            before = delta_load(y, own);
             for (int c = 0; c < 4; c++)
                 sum = gpu_fmaf(before[c], before[c], sum);
         }
         for (int c = 0; c < 4; c++)
-            sum = has ? gpu_fmaf(o[c], o[c], sum) : sum;
+            sum = column.has ? gpu_fmaf(o[c], o[c], sum) : sum;
         const float scale = 1.0f / gpu_sqrtf(delta_wave_sum(sum) / (float)cell.dim + p.eps);
         if (start > 0)
-            store_f32x4(y + (uint32_t)(column - DELTA_COLUMNS), cell_gate(before, scale, load_f32x4(norm + column - DELTA_COLUMNS),
-                                                                         load_f32x4(z + (uint32_t)(column - DELTA_COLUMNS))));
-        if (has)
-            store_f32x4(y + (uint32_t)column, cell_gate(o, scale, load_f32x4(norm + column), load_f32x4(z + (uint32_t)column)));
+            delta_store(y, own, cell_gate(before, scale, load_f32x4(shared.norm + own), delta_load(z, own)));
+        if (column.has)
+            delta_store(y, column.at, cell_gate(o, scale, load_f32x4(shared.norm + column.at), delta_load(z, column.at)));
     }
 }
 
-/* M0 = e^G M0 + sum_t e^(G - G_t) k_t^T U_t, sixteen rows of M0 a wave. */
-DEV void cell_fold(const struct delta_cell &cell, const float *sums, const float *decay)
+/* ---- fold ---- */
+
+/* M0 = e^G M0 + sum_t e^(G - G_t) k_t^T U_t, sixteen rows of M0 a wave; the decays e^(G - G_t) are in SHARED memory. */
+DEV void cell_fold(const struct delta_cell &cell, int wave, const struct delta_shared &shared)
 {
     enum { ROWS = 16 };
-    const int wave = uniform_i((int)(tid_x() >> 5));
-    const float keep = gpu_expf(sums[GPU_GRID - 1]);
-    for (int i = ROWS * wave; i < cell.dim; i += ROWS * DELTA_WAVES)
-        for (int start = 0; start < cell.dim; start += DELTA_COLUMNS) {
-            const int column = start + 4 * (int)lane_id();
-            if (column >= cell.dim)
-                continue;
+    const float keep = gpu_expf(shared.sums[GPU_GRID - 1]);
+    DELTA_ROLLED for (int i = ROWS * wave; i < cell.dim; i += ROWS * DELTA_WAVES)
+        DELTA_ROLLED for (int start = 0; start < cell.dim; start += DELTA_COLUMNS) {
+            const struct delta_column column = delta_column_of(cell.dim, start);
             float *m = cell.m + i * cell.dim;
             f32x4_t sum[ROWS];
+            if (!column.has)
+                continue;
             DELTA_UNROLLED() for (int r = 0; r < ROWS; r++)
-                sum[r] = keep * load_f32x4(m + (uint32_t)(r * cell.dim + column));
-            DELTA_UNROLLED(2) for (int t = 0; t < GPU_GRID; t++) {
-                const f32x4_t u = decay[t] * load_f32x4(cell.u + (uint32_t)(t * cell.v_row + column));
-                const float *k = delta_fresh(cell_key(cell, t) + i);
-                DELTA_UNROLLED() for (int r = 0; r < ROWS; r += 4) {
-                    const f32x4_t x = delta_same_f32x4(k + r);
-                    for (int e = 0; e < 4; e++)
-                        sum[r + e] = delta_fma(x[e], u, sum[r + e]);
+                sum[r] = keep * delta_load(m, r * cell.dim + column.at);
+            const float *u = cell.u;
+            f32x4_t next = delta_load(u, column.at);
+            DELTA_ROLLED for (int t = 0, end = cell.t0; t < GPU_GRID; end = GPU_GRID) { /* the old rows, then the new */
+                const float *k = cell_key(cell, t) + i;
+                const int step = t < cell.t0 ? cell.k_row : cell.channels;
+                DELTA_ROLLED for (; t < end; t++, k += step) {
+                    const f32x4_t grown = shared.decay[t] * next;
+                    const float *x = delta_fresh(k);
+                    u += t + 1 < GPU_GRID ? cell.v_row : 0;
+                    next = delta_load(u, column.at);
+                    DELTA_UNROLLED() for (int r = 0; r < ROWS; r += 4) {
+                        const f32x4_t x4 = delta_same_f32x4(x + r);
+                        for (int e = 0; e < 4; e++)
+                            sum[r + e] = delta_fma(x4[e], grown, sum[r + e]);
+                    }
                 }
             }
             DELTA_UNROLLED() for (int r = 0; r < ROWS; r++)
-                store_f32x4(m + (uint32_t)(r * cell.dim + column), sum[r]);
+                delta_store(m, r * cell.dim + column.at, sum[r]);
         }
 }
 
-/* Sums and betas of the cell's rows; the slot receives the new sums. */
-DEV void cell_sums(const struct delta_rule_params &p, const struct delta_cell &cell, float *sums, float *beta)
+/* ---- the kernels ---- */
+
+/* One cell. */
+template <int DIM> DEV void delta_work(const struct delta_rule_params &p, const struct delta_place &place, struct delta_shared &shared)
 {
-    const int tid = (int)tid_x(), t = tid % GPU_GRID, end = cell.t0 + cell.n;
-    const size_t of = (size_t)(cell.row + t - cell.t0) * 2 * (size_t)cell.v_heads + (size_t)cell.head;
-    if (tid < GPU_GRID && t < end)
-        sums[t] = t < cell.t0 ? cell.g[(size_t)t * (size_t)cell.v_heads] : p.gates[of + (size_t)cell.v_heads];
-    else if (tid >= GPU_GRID && tid < 2 * GPU_GRID && t >= cell.t0 && t < end)
-        beta[t] = p.gates[of];
-    sync_threads();
-    if (tid == 0) {
-        float sum = cell.t0 > 0 ? sums[cell.t0 - 1] : 0.0f;
-        for (int i = cell.t0; i < end; i++)
-            sums[i] = sum = sum + sums[i];
+    const int last = (place.t0 + place.n - 1) / DELTA_BLOCK;
+    sync_threads_global(); /* the cell before is done */
+    cell_sums(p, delta_cell_of<DIM>(p, place), delta_fresh(place.head), shared);
+    if (place.n <= DELTA_FEW)
+        cell_dots_few(delta_cell_of<DIM>(p, place), delta_fresh(place.wave), shared);
+    else if (delta_fresh(place.wave) >= DELTA_WAVES / 2)
+        cell_dots_many<DIM, true>(p, place, shared);
+    else
+        cell_dots_many<DIM, false>(p, place, shared);
+    DELTA_ROLLED for (int start = 0; start < delta_dim<DIM>(p); start += DELTA_COLUMNS) {
+        struct delta_rows rows = {};
+        cell_begin_rows<DIM>(p, place, shared, start, rows);
+        sync_threads(); /* coef is there, and `turned` is free */
+        DELTA_ROLLED for (int b = 0; b <= last; b++) {
+            float *solved = shared.turned + (b & 1) * DELTA_BLOCK * DELTA_COLUMNS;
+            const struct delta_block block = delta_block_of(place);
+            if (place.wave == b) {
+                cell_solve(shared.coef, block, rows);
+                cell_publish(delta_cell_of<DIM>(p, place), block, rows, solved, start);
+            }
+            sync_threads();
+            if (place.wave > b)
+                cell_absorb(shared.coef, solved, b * DELTA_BLOCK, block, rows);
+            if (place.wave == b)
+                cell_finish(p, delta_cell_of<DIM>(p, place), block, delta_fresh(place.head), start, shared, rows);
+        }
     }
-    sync_threads();
-    if (tid >= cell.t0 && tid < end)
-        cell.g[(size_t)t * (size_t)cell.v_heads] = sums[t];
+    if (place.t0 + place.n < GPU_GRID)
+        return;
+    const int t = delta_tid();
+    if (t < GPU_GRID)
+        shared.decay[t] = gpu_expf(shared.sums[GPU_GRID - 1] - shared.sums[t]);
+    sync_threads_global(); /* U of all rows is in the slot */
+    cell_fold(delta_cell_of<DIM>(p, place), delta_fresh(place.wave), shared);
 }
 
-struct delta_shared {
-    float coef[GPU_GRID * DELTA_COEF];
-    float turned[32 * DELTA_TURNED];            /* keys for the dots; then U of two blocks in turn */
-    float done[DELTA_BLOCK * DELTA_COLUMNS];    /* o of the block whose stage it is */
-    float sums[GPU_GRID], beta[GPU_GRID], decay[GPU_GRID];
-    float norm[2 * DELTA_COLUMNS];
-};
-static_assert(32 * DELTA_TURNED >= 2 * DELTA_BLOCK * DELTA_COLUMNS, "room for two blocks");
-
-/* DIM: the heads' channels, or 0 when only p.dim tells. */
 template <int DIM> DEV void delta_span(const struct delta_rule_params &p, struct delta_shared &shared)
 {
-    float *coef = shared.coef, *turned = shared.turned, *sums = shared.sums, *beta = shared.beta, *decay = shared.decay;
-    const int dim = DIM > 0 ? DIM : p.dim;
-    const struct gpu_span span = p.step.spans[bid_y()];
-    const int head = (int)bid_x(), key_head = head % p.k_heads, tid = (int)tid_x(), wave = uniform_i(tid >> 5), lane = tid & 31;
-    struct delta_cell cell;
-    cell.dim = dim;
-    cell.k_row = p.k_heads * dim;
-    cell.v_row = p.v_heads * dim;
-    cell.channels = 2 * cell.k_row + cell.v_row;
-    cell.v_heads = p.v_heads;
-    cell.head = head;
-    cell.qkv = p.qkv + key_head * dim;
-    cell.k_at = cell.k_row;
-    cell.v_at = 2 * cell.k_row + (head - key_head) * dim;
-    cell.m = GLOBAL(float, span.state + p.m_at) + head * dim * dim;
-    cell.k = GLOBAL(float, span.state + p.k_at) + key_head * dim;
-    cell.u = GLOBAL(float, span.state + p.u_at) + head * dim;
-    cell.g = GLOBAL(float, span.state + p.g_at) + head;
-    if (tid < dim)
-        shared.norm[tid] = delta_value(&p.norm, p.norm.data, tid);
-
-    DELTA_ROLLED for (int rows_done = 0; rows_done < span.n; rows_done += cell.n) {
-        cell.row = span.row + rows_done;
-        cell.t0 = (span.pos + rows_done) & (GPU_GRID - 1);
-        cell.n = delta_min(span.n - rows_done, GPU_GRID - cell.t0);
-        const struct delta_block block = cell_block(cell, wave * DELTA_BLOCK);
-        const int last = (cell.t0 + cell.n - 1) / DELTA_BLOCK;
-        sync_threads_global(); /* the cell before is done */
-        cell_sums(p, cell, sums, beta);
-        if (cell.n <= DELTA_FEW)
-            cell_dots_few(cell, coef, sums, beta);
-        else if (block.first + DELTA_BLOCK > 32)
-            cell_dots_many<true>(cell, coef, turned, sums, beta, block);
-        else
-            cell_dots_many<false>(cell, coef, turned, sums, beta, block);
-        DELTA_ROLLED for (int start = 0; start < dim; start += DELTA_COLUMNS) {
-            const bool has = start + 4 * lane < dim;
-            const int column = has ? start + 4 * lane : 0; /* lanes beyond the head's columns repeat the first and keep nothing */
-            struct delta_rows rows = {};
-            cell_begin_rows(cell, sums, beta, column, block, rows);
-            sync_threads(); /* coef is there, and `turned` is free */
-            DELTA_ROLLED for (int b = 0; b <= last; b++) {
-                float *solved = turned + (b & 1) * DELTA_BLOCK * DELTA_COLUMNS;
-                if (wave == b) {
-                    cell_solve(coef, block, rows);
-                    cell_publish(cell, block, rows, solved, column, has);
-                }
-                sync_threads();
-                if (wave > b && block.lo < block.hi)
-                    cell_absorb(coef, solved, b * DELTA_BLOCK, block, rows);
-                if (wave == b)
-                    cell_finish(p, cell, coef, shared.norm, shared.done, start, has, block, rows);
-            }
-        }
-        if (cell.t0 + cell.n == GPU_GRID) {
-            if (tid < GPU_GRID)
-                decay[tid] = gpu_expf(sums[GPU_GRID - 1] - sums[tid]);
-            sync_threads_global(); /* U of all rows is in the slot */
-            cell_fold(cell, sums, decay);
-        }
+    struct delta_place place = {};
+    place.state = delta_span_of(p).state;
+    place.head = (int)bid_x();
+    place.key_head = place.head % p.k_heads;
+    place.wave = uniform_i(delta_tid() >> 5);
+    for (int i = delta_tid(); i < delta_dim<DIM>(p); i += DELTA_THREADS)
+        shared.norm[i] = delta_value(&p.norm, p.norm.data, i);
+    DELTA_ROLLED for (int done = 0; done < delta_span_of(p).n; done += place.n) {
+        const struct gpu_span span = delta_span_of(p);
+        place.row = span.row + done;
+        place.t0 = (span.pos + done) & (GPU_GRID - 1);
+        place.n = delta_min(span.n - done, GPU_GRID - place.t0);
+        delta_work<DIM>(p, place, shared);
     }
-    if (head >= p.k_heads || !delta_in_one_cell(span))
+    if (place.head >= delta_again(p).k_heads || !delta_in_one_cell(delta_span_of(p)))
         return;
-    for (int r = wave; r < span.n; r += DELTA_WAVES) /* the first head of each key head keeps the keys */
-        for (int i = 4 * lane; i < dim; i += DELTA_COLUMNS)
-            store_f32x4(cell.k + (size_t)(cell.t0 + r) * (size_t)cell.k_row + i, load_f32x4(cell_q(cell, cell.t0 + r) + cell.k_at + i));
+    const struct delta_cell cell = delta_cell_of<DIM>(p, place);
+    for (int r = delta_fresh(place.wave); r < place.n; r += DELTA_WAVES) /* the first head of each key head keeps the keys */
+        for (int i = 4 * delta_lane(); i < cell.dim; i += DELTA_COLUMNS)
+            delta_store(cell.k + (size_t)(cell.t0 + r) * (size_t)cell.k_row, i, delta_load(cell_q(cell, cell.t0 + r) + cell.k_row, i));
 }
 
 /* Grid [v_heads][spans]. */
