@@ -25,7 +25,7 @@ struct setting {
     bool above_min, below_max; /* the bound itself is out of range */
     int64_t auto_whole;        /* what "auto" stores (REAL: NAN); only where `automatic` is set */
     const char *automatic;     /* what "auto" means; NULL: the word is not accepted */
-    const char *choices;       /* CHOICE: words with | between */
+    const char *choices;       /* CHOICE: words with | between; in one that ends in ":N" the N stands for a number from 0 to 99 */
     const char *value;         /* what --help calls the value */
     bool not_in_file;
     const char *help;
@@ -45,6 +45,11 @@ static const struct setting settings[] = {
     {MODEL, "alias", TEXT, AT(alias), .preset = "", .value = "NAME", .help = "the model name shown to clients; empty: the name in the file"},
     {MODEL, "context", WHOLE, AT(context), .preset = "auto", .min = 64, .max = 1048576, .auto_whole = 0,
      .automatic = "the model's own limit, at most 32768", .value = "TOKENS", .help = "most tokens of one request, prompt and answer together"},
+    {MODEL, "device", CHOICE, AT(device), .preset = "auto", .choices = "auto|cpu|hip|hip:N", .value = "DEVICE",
+     .help = "what computes: hip is an AMD GPU (hip:1 the second one), and the program ends when it cannot be used; auto: the GPU if it can, else "
+             "the CPU"},
+    {MODEL, "hip-library", TEXT, AT(hip_library), .preset = "", .value = "FILE",
+     .help = "AMD's HIP runtime library; empty: libamdhip64 where the system finds it"},
     {MODEL, "threads", WHOLE, AT(threads), .preset = "auto", .min = 1, .max = 1024, .auto_whole = 0, .automatic = "one per physical core",
      .value = "N", .help = "CPU threads that compute"},
     {MODEL, "kv-type", CHOICE, AT(kv_type), .preset = "f16", .choices = "f16|q8_0|f32", .value = "TYPE",
@@ -238,12 +243,21 @@ static bool parse_real(const char *text, double *out)
     return *end == '\0' && isfinite(*out);
 }
 
+/* Whether text [len] is the choice [n], or its form with a number. */
+static bool matches(const char *choice, size_t n, const char *text, size_t len)
+{
+    if (n < 2 || memcmp(choice + n - 2, ":N", 2) != 0)
+        return n == len && memcmp(choice, text, n) == 0;
+    const size_t digits = len > n - 1 ? len - (n - 1) : 0;
+    return digits >= 1 && digits <= 2 && memcmp(choice, text, n - 1) == 0 && strspn(text + n - 1, "0123456789") == digits;
+}
+
 static bool is_choice(const char *choices, const char *text)
 {
     size_t len = strlen(text);
     for (const char *p = choices; len; p++) {
         size_t n = strcspn(p, "|");
-        if (n == len && memcmp(p, text, n) == 0)
+        if (matches(p, n, text, len))
             return true;
         p += n;
         if (!*p)
@@ -617,6 +631,7 @@ void config_help(FILE *out)
           "  bedside bench    --model FILE [options]             how fast several clients are served at once\n"
           "  bedside inspect  FILE [--tensors]                   what a model file holds\n"
           "  bedside tokenize --model FILE [options] [TEXT...]   text to token ids (bedside tokenize --help)\n"
+          "  bedside doctor   [--model FILE] [--device hip:N]    can the GPU be used, and what is missing; status 0 or 1\n"
           "  bedside help [--markdown]                           this page, or its settings as a table\n"
           "  bedside version\n"
           "\n"

@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "engine/memory.h"
 #include "engine/model_id.h"
+#include "hip/hip.h"
 
 enum {
     DEFAULT_CONTEXT = 32768,
@@ -21,6 +22,9 @@ enum {
     MOST_ROWS = 65536,
     MOST_LOGIT_ROWS = 32, /* rows through the head at a time; more go in turns */
 };
+
+/* Models from this size on are worth a word while they load. */
+static const uint64_t LARGE = (uint64_t)1 << 30;
 
 /* ---- opening ---- */
 
@@ -50,6 +54,12 @@ static char *name_of_path(const char *path)
     return alloc_text(base, n);
 }
 
+/* What may still be allocated for the backend. */
+static uint64_t free_memory(struct backend *b)
+{
+    return b->ops->memory_free ? b->ops->memory_free(b) : memory_available();
+}
+
 /* Bytes for KV pages and states: the option, or what is left of the machine's memory after weights, activations and a margin, as far as it is of use. */
 static int kv_budget(const struct engine *e, const struct engine_options *o, uint64_t *out, struct error *err)
 {
@@ -58,17 +68,17 @@ static int kv_budget(const struct engine *e, const struct engine_options *o, uin
         return 0;
     }
     const uint64_t gib = (uint64_t)1 << 30;
-    uint64_t available = memory_available(), margin = available / 10 > gib ? available / 10 : gib;
+    uint64_t available = free_memory(e->backend), margin = available / 10 > gib ? available / 10 : gib;
     uint64_t weights = e->model->weight_bytes, scratch = forward_bytes(&e->backend->shape, e->mtp), cache = o->cache_memory;
     if (available == 0)
-        return error_set(err, "cannot tell how much memory is free (/proc/meminfo): set kv-memory");
+        return error_set(err, "cannot tell how much memory is free: set kv-memory");
     uint64_t fixed = weights + scratch + margin; /* far below 2^64, which `cache` need not be */
     if (available <= fixed || available - fixed <= cache)
         return error_set(err,
                          "not enough memory: %s available, but the weights take %s, activations %s, the prefix cache %s and the margin %s; close "
-                         "programs, use a smaller model, lower cache-memory, or set kv-memory by hand",
+                         "programs, use a smaller model, lower cache-memory, or set kv-memory by hand%s",
                          memory_text(available).text, memory_text(weights).text, memory_text(scratch).text, memory_text(cache).text,
-                         memory_text(margin).text);
+                         memory_text(margin).text, e->backend->ops->memory_free ? "; raise ttm.pages_limit, or use device cpu" : "");
     *out = available - fixed - cache;
     /* Cached text keeps its pages until somebody needs them, so the budget is what the server grows to: no more than AUTO_CONTEXTS full contexts
      * (AUTO_PAGES where contexts are short), and the states of as many sequences or of those asked for. */
@@ -212,14 +222,85 @@ static int warm_up(struct engine *e, struct error *err)
 /* Reads a large mapped file before the first request does, piece by piece and in the worst order. A small one is read in no time. */
 static void read_ahead(struct engine *e)
 {
-    const uint64_t large = (uint64_t)1 << 30;
     struct error why = {""};
-    if (e->info.file_bytes < large || memory_available() <= e->info.file_bytes)
+    const bool copied = e->backend->ops->memory_free != NULL;
+    if (e->info.file_bytes < LARGE || (!copied && memory_available() <= e->info.file_bytes))
         return; /* larger than memory: it would push out its own beginning */
-    log_info("reading the model into memory, %s", memory_text(e->info.file_bytes).text);
-    gguf_load(e->file);
+    if (!copied) {
+        log_info("reading the model into memory, %s", memory_text(e->info.file_bytes).text);
+        gguf_load(e->file);
+    }
     if (warm_up(e, &why))
         log_warn("the first request will be slower: %s", why.text);
+}
+
+/* ---- the device ---- */
+
+/* The first tensor that the GPU has no kernel for, or NULL. Tensors that text does not use (vision) count too: better said than found out halfway. */
+static const struct gguf_tensor *tensor_without_kernel(const struct engine *e)
+{
+    for (size_t i = 0; i < gguf_tensor_count(e->file); i++) {
+        const struct gguf_tensor *t = gguf_tensor_at(e->file, i);
+        if (!backend_hip_takes((enum block_type)t->type))
+            return t;
+    }
+    return NULL;
+}
+
+static struct backend *open_backend(const struct engine *e, const struct engine_options *o, enum device device, struct error *err)
+{
+    const struct backend_shape *shape = &e->model->shape;
+    if (o->plain)
+        return backend_open_plain(shape, err);
+    if (device == DEVICE_CPU)
+        return backend_open_cpu(shape, o->n_threads, err);
+    const struct gguf_tensor *t = o->device == DEVICE_AUTO ? tensor_without_kernel(e) : NULL;
+    if (t) {
+        error_set(err, "the GPU has no kernel for tensor %s of type %s", t->name, block_info(t->type)->name);
+        return NULL;
+    }
+    struct hip_options options = {.library = o->hip_library, .device = o->device_ordinal, .no_selftest = o->no_selftest};
+    for (size_t i = 0; i < gguf_tensor_count(e->file); i++)
+        options.types |= UINT64_C(1) << gguf_tensor_at(e->file, i)->type; /* below 64: supported types only */
+    return backend_open_hip(shape, &options, err);
+}
+
+static void close_device(struct engine *e)
+{
+    forward_close(e->forward);
+    e->forward = NULL;
+    if (e->backend)
+        e->backend->ops->close(e->backend);
+    e->backend = NULL;
+    pages_close(&e->pages);
+    slots_close(&e->states);
+}
+
+/* The backend, its memory shared out, the weights in it. On failure nothing is left behind, and another device may be tried. */
+static int open_device(struct engine *e, const struct engine_options *o, enum device device, struct error *err)
+{
+    const struct engine_info before = e->info;
+    e->backend = open_backend(e, o, device, err);
+    if (e->backend && e->backend->ops->memory_free && e->model->weight_bytes >= LARGE)
+        log_info("loading the model into GPU memory, %s", memory_text(e->model->weight_bytes).text);
+    if (e->backend && plan_memory(e, o, err) == 0 && model_upload(e->model, e->backend, err) == 0 &&
+        forward_open(&e->forward, e->model, e->backend, e->mtp, err) == 0)
+        return 0;
+    close_device(e);
+    e->info = before;
+    return -1;
+}
+
+/* The device that was asked for, or with DEVICE_AUTO the best that works. */
+static int choose_device(struct engine *e, const struct engine_options *o, struct error *err)
+{
+    struct error why = {""};
+    if (o->plain || o->device != DEVICE_AUTO)
+        return open_device(e, o, o->plain ? DEVICE_CPU : o->device, err);
+    if (open_device(e, o, DEVICE_HIP, &why) == 0)
+        return 0;
+    log_info("device auto: the CPU computes, because %s", why.text);
+    return open_device(e, o, DEVICE_CPU, err);
 }
 
 int engine_open(struct engine **out, const struct engine_options *options, struct error *err)
@@ -233,11 +314,8 @@ int engine_open(struct engine **out, const struct engine_options *options, struc
     if (gguf_open(&e->file, options->model_path, err) || model_open(&e->model, e->file, err) || tokenizer_open(&e->tokenizer, e->file, err) ||
         settle(e, options, err))
         goto failed;
-    const struct backend_shape *shape = &e->model->shape;
-    e->backend = options->plain ? backend_open_plain(shape, err) : backend_open_cpu(shape, options->n_threads, err);
-    if (!e->backend || fill_info(e, options, err) || plan_memory(e, options, err) || alloc_scratch(e, err) ||
-        model_id_of(e->info.model_id, e->file, e->backend, err) || engine_cache_open(e, options, err) || model_upload(e->model, e->backend, err) ||
-        forward_open(&e->forward, e->model, e->backend, e->mtp, err))
+    if (choose_device(e, options, err) || fill_info(e, options, err) || alloc_scratch(e, err) ||
+        model_id_of(e->info.model_id, e->file, e->backend, err) || engine_cache_open(e, options, err))
         goto failed;
     read_ahead(e);
     *out = e;
@@ -254,14 +332,10 @@ void engine_close(struct engine *e)
     for (int i = 0; e->alive && i < e->info.max_sequences; i++)
         sequence_free(e, e->alive[i]);
     engine_cache_close(e);
-    forward_close(e->forward);
-    if (e->backend)
-        e->backend->ops->close(e->backend);
+    close_device(e);
     tokenizer_close(e->tokenizer);
     model_close(e->model);
     gguf_close(e->file);
-    pages_close(&e->pages);
-    slots_close(&e->states);
     free(e->alive);
     free(e->ids);
     free(e->spans);

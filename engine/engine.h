@@ -25,15 +25,25 @@ struct cache_image;
 
 enum { ENGINE_MOST_AUTO = 64 };
 
+enum device {
+    DEVICE_CPU,
+    DEVICE_HIP,  /* an AMD GPU, or engine_open fails */
+    DEVICE_AUTO, /* the GPU if it can be used and has room, otherwise the CPU and a line in the log that says why */
+};
+
 struct engine_options {
     const char *model_path;
     int context;   /* most tokens of one sequence; 0 = min(the model's, 32768) */
-    int n_threads; /* 0 = physical cores */
+    enum device device;
+    int device_ordinal;      /* which of several GPUs */
+    const char *hip_library; /* NULL or "" = libamdhip64 where the system finds it */
+    int n_threads;           /* 0 = physical cores */
     enum kv_type kv_type;
     uint64_t kv_budget; /* bytes for KV pages and states; 0 = what memory allows (see engine_info.pages_total) */
     int max_sequences;  /* most sequences alive at once; 0 = what memory allows, at most ENGINE_MOST_AUTO */
     int max_rows;       /* most rows in a step; 0 = 512 + max_sequences */
-    bool plain;         /* the plain backend (tests) */
+    bool plain;         /* the plain backend, whatever `device` says (tests) */
+    bool no_selftest;   /* of the GPU (tests of something else) */
     bool mtp;           /* load the draft block and keep its KV */
 
     uint64_t

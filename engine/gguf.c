@@ -109,7 +109,6 @@ static int map_file(struct gguf_part *p, const char *path, struct error *err)
     if (fd < 0)
         return error_set(err, "%s", strerror(errno));
     struct stat st;
-    int rc = -1;
     if (fstat(fd, &st)) {
         error_set(err, "%s", strerror(errno));
     } else if (S_ISDIR(st.st_mode)) {
@@ -126,11 +125,12 @@ static int map_file(struct gguf_part *p, const char *path, struct error *err)
             p->data = data;
             p->size = (size_t)st.st_size;
             p->mapped = true;
-            rc = 0;
+            p->fd = fd;
+            return 0;
         }
     }
     close(fd);
-    return rc;
+    return -1;
 }
 
 static struct gguf *new_handle(size_t n_parts)
@@ -231,6 +231,7 @@ void gguf_close(struct gguf *g)
             void *data;
             memcpy(&data, &p->data, sizeof data);
             munmap(data, p->size);
+            close(p->fd);
         }
     }
     free(g->parts);
@@ -261,6 +262,18 @@ void gguf_load(const struct gguf *g)
         if (!populated)
             madvise(data, p->size, MADV_WILLNEED); /* a hint: failing changes nothing */
     }
+}
+
+/* Whole pages only: its neighbours' bytes may still be wanted. Both calls are hints: failing changes nothing. */
+void gguf_forget(const struct gguf *g, const struct gguf_tensor *t)
+{
+    const struct gguf_part *p = &g->parts[t->part];
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), start = ((uintptr_t)t->data + page - 1) / page * page;
+    const uintptr_t end = ((uintptr_t)t->data + t->bytes) / page * page;
+    if (!p->mapped || start >= end)
+        return;
+    madvise((void *)start, end - start, MADV_DONTNEED);
+    posix_fadvise(p->fd, (off_t)(start - (uintptr_t)p->data), (off_t)(end - start), POSIX_FADV_DONTNEED);
 }
 
 uint64_t gguf_file_bytes(const struct gguf *g)

@@ -68,6 +68,9 @@ uint32_t gguf_version(const struct gguf *g);
  * the system cannot, it is only asked to read ahead. Only for a file that fits in memory. */
 void gguf_load(const struct gguf *g);
 
+/* The tensor's bytes are not needed any more (they may be read again, from disk): gives its memory back to the system. */
+void gguf_forget(const struct gguf *g, const struct gguf_tensor *t);
+
 uint64_t gguf_file_bytes(const struct gguf *g); /* over all parts */
 
 size_t gguf_value_count(const struct gguf *g);

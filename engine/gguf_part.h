@@ -12,6 +12,7 @@ struct gguf_part {
     const uint8_t *data; /* [size] */
     size_t size;
     bool mapped; /* by gguf.c, to be unmapped */
+    int fd;      /* of a mapped file */
     uint32_t version;
     struct gguf_value *values; /* file order */
     size_t n_values;

@@ -103,6 +103,8 @@ static struct weight *upload(struct binder *t, const struct gguf_tensor *x, int6
     struct weight *w = t->b->ops->weight_new(t->b, &d, t->err);
     if (!w)
         t->failed = true;
+    else if (t->b->ops->memory_free)
+        gguf_forget(t->m->file, x); /* the backend has a copy; a second one in the page cache would take the memory that the GPU shares */
     return w;
 }
 

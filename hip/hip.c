@@ -206,14 +206,19 @@ static const struct backend_ops ops = {
     .mtp_join = hip_mtp_join,
 };
 
-struct backend *hip_open_on(struct hip_device *d, const struct backend_shape *shape, struct error *err)
+static int check_shape(const struct backend_shape *shape, struct error *err)
 {
     if (slot_check_shape(shape, err))
+        return -1;
+    if (shape->n_kv_layers > 0 && shape->kv_type == KV_F32)
+        return error_set(err, "the GPU keeps keys and values as f16 or q8_0: set kv-type to one of them, or use device cpu");
+    return 0;
+}
+
+struct backend *hip_open_on(struct hip_device *d, const struct backend_shape *shape, struct error *err)
+{
+    if (check_shape(shape, err))
         return NULL;
-    if (shape->n_kv_layers > 0 && shape->kv_type == KV_F32) {
-        error_set(err, "the GPU keeps keys and values as f16 or q8_0: set kv-type to one of them, or use device cpu");
-        return NULL;
-    }
     struct hip *h = alloc_array(1, sizeof *h);
     if (!h) {
         error_set(err, "out of memory for the GPU backend");
@@ -235,12 +240,17 @@ struct backend *hip_open_on(struct hip_device *d, const struct backend_shape *sh
     return &h->base;
 }
 
+bool backend_hip_takes(enum block_type type)
+{
+    return hip_layout_supported(type);
+}
+
 struct backend *backend_open_hip(const struct backend_shape *shape, const struct hip_options *options, struct error *err)
 {
     struct hip_device *d = NULL;
-    if (hip_device_open(&d, options->library, options->device, err))
+    if (check_shape(shape, err) || hip_device_open(&d, options->library, options->device, err))
         return NULL;
-    struct backend *b = options->no_selftest || hip_selftest(d, err) == 0 ? hip_open_on(d, shape, err) : NULL;
+    struct backend *b = options->no_selftest || hip_selftest(d, options->types, err) == 0 ? hip_open_on(d, shape, err) : NULL;
     if (!b) {
         hip_device_close(d);
         return NULL;

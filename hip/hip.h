@@ -7,11 +7,15 @@
 struct hip_options {
     const char *library; /* the runtime library; NULL: BEDSIDE_HIP_LIBRARY or the usual names */
     int device;          /* ordinal */
+    uint64_t types;      /* bits 1 << enum block_type of the weights to come: the self-test covers these; 0: all that there are kernels for */
     bool no_selftest;    /* for tests of something else */
 };
 
 /* Opens the device, runs the self-test of every kernel against the CPU, and makes the backend. NULL with err: what is missing, what failed (a kernel
  * and the ISA) and what to do; nothing is left behind. */
 struct backend *backend_open_hip(const struct backend_shape *shape, const struct hip_options *options, struct error *err);
+
+/* True when there are kernels for weights of this type. */
+bool backend_hip_takes(enum block_type type);
 
 #endif

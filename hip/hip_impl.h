@@ -152,7 +152,8 @@ void hip_delta_rule(struct backend *b, int layer, struct buffer *qkv, struct buf
 
 /* ---- selftest.c ---- */
 
-/* Runs every kernel against the CPU on random data. -1 with err naming the kernel and the ISA. */
-int hip_selftest(struct hip_device *d, struct error *err);
+/* Runs every operation against the CPU on random data, with the weight types in `types` (bits 1 << enum block_type; 0: all). -1 with err naming the operation and
+ * the ISA. */
+int hip_selftest(struct hip_device *d, uint64_t types, struct error *err);
 
 #endif

@@ -503,11 +503,11 @@ done:
     return rc;
 }
 
-int hip_selftest(struct hip_device *d, struct error *err)
+int hip_selftest(struct hip_device *d, uint64_t wanted, struct error *err)
 {
     static const enum block_type types[] = {BLOCK_Q4_K, BLOCK_Q6_K, BLOCK_Q5_K, BLOCK_Q8_0, BLOCK_Q4_0, BLOCK_F16, BLOCK_BF16, BLOCK_F32};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
-        if (run_type(d, types[i], (int)i, err))
+        if ((wanted == 0 || (wanted >> types[i] & 1)) && run_type(d, types[i], (int)i, err))
             return -1;
     return 0;
 }

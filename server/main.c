@@ -31,8 +31,9 @@ static const struct {
     const char *name;
     int (*run)(int argc, char **argv);
 } commands[] = {
-    {"serve", cmd_serve}, {"run", cmd_run},     {"bench", cmd_bench}, {"inspect", cmd_inspect}, {"tokenize", cmd_tokenize},
-    {"help", cmd_help},   {"--help", cmd_help}, {"-h", cmd_help},     {"version", cmd_version}, {"--version", cmd_version},
+    {"serve", cmd_serve},     {"run", cmd_run},           {"bench", cmd_bench},       {"doctor", cmd_doctor},
+    {"inspect", cmd_inspect}, {"tokenize", cmd_tokenize}, {"help", cmd_help},         {"--help", cmd_help},
+    {"-h", cmd_help},         {"version", cmd_version},   {"--version", cmd_version},
 };
 
 int main(int argc, char **argv)
@@ -44,6 +45,6 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
         if (strcmp(argv[1], commands[i].name) == 0)
             return commands[i].run(argc - 2, argv + 2);
-    fprintf(stderr, "bedside: '%s' is not a command; the commands are serve, run, bench, inspect, tokenize, help and version\n", argv[1]);
+    fprintf(stderr, "bedside: '%s' is not a command; the commands are serve, run, bench, doctor, inspect, tokenize, help and version\n", argv[1]);
     return 2;
 }

@@ -1,5 +1,6 @@
 #include "server/setup.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
@@ -38,9 +39,24 @@ static enum kv_type kv_type_of(const char *name)
     return strcmp(name, "q8_0") == 0 ? KV_Q8_0 : KV_F16;
 }
 
+/* The setting was checked: auto, cpu, hip or hip:N. */
+static void device_of(const struct config *c, struct engine_options *o)
+{
+    const char *name = c->device;
+    o->device = strcmp(name, "auto") == 0 ? DEVICE_AUTO : strcmp(name, "cpu") == 0 ? DEVICE_CPU : DEVICE_HIP;
+    o->device_ordinal = setup_device_ordinal(c);
+    o->hip_library = c->hip_library;
+}
+
+int setup_device_ordinal(const struct config *c)
+{
+    const char *colon = strchr(c->device, ':');
+    return colon ? (int)strtol(colon + 1, NULL, 10) : 0;
+}
+
 struct engine_options setup_engine_options(const struct config *c, int max_sequences)
 {
-    return (struct engine_options){
+    struct engine_options o = {
         .model_path = c->model,
         .context = (int)c->context,
         .n_threads = (int)c->threads,
@@ -49,6 +65,8 @@ struct engine_options setup_engine_options(const struct config *c, int max_seque
         .max_sequences = max_sequences,
         .max_rows = (int)c->prefill_chunk + (max_sequences ? max_sequences : ENGINE_MOST_AUTO),
     };
+    device_of(c, &o);
+    return o;
 }
 
 int setup_cache(const struct config *c, struct engine_options *options, struct cache_disk **disk, struct error *err)
@@ -89,7 +107,9 @@ void setup_print_engine(FILE *out, const struct engine *e, const struct config *
             i->n_params >= 1000000000 ? "billion" : "million");
     show_bytes(out, i->file_bytes);
     fprintf(out, ")\nbackend  %s, ", i->backend);
-    if (c->threads > 0)
+    if (strncmp(i->backend, "cpu", 3) != 0)
+        fprintf(out, "weights, keys and values in its memory\n");
+    else if (c->threads > 0)
         fprintf(out, "%lld threads\n", (long long)c->threads);
     else
         fprintf(out, "one thread per physical core\n");

@@ -14,6 +14,9 @@ int setup_config(struct config *c, int argc, char **argv, const char **words, in
 /* Room for max_sequences, and steps of a full prompt chunk beside one row for each. */
 struct engine_options setup_engine_options(const struct config *c, int max_sequences);
 
+/* N of --device hip:N; 0 for the others. */
+int setup_device_ordinal(const struct config *c);
+
 /* The prefix cache's part of the options: the snapshots' share of memory, and the files, opened into *disk (NULL without --cache-dir), which the
  * caller closes after the engine. 0, or -1 with err: the folder or the key file cannot be used. */
 int setup_cache(const struct config *c, struct engine_options *options, struct cache_disk **disk, struct error *err);
