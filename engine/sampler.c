@@ -20,6 +20,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "engine/backend.h"
 
 enum {
     SMALL = 256,                  /* up to here the best are found by a heap, beyond by sorting everything */
@@ -342,11 +343,9 @@ static size_t keep_ranked(struct sampler *s, size_t n, float max)
     return n_kept;
 }
 
-/* Draws by the adjusted logits; -1 when none is finite. */
-static int32_t draw(struct sampler *s, const float *values)
+/* Draws from s->keys[0..n), ascending id, of which `max` is the highest logit; -1 when n is 0. */
+static int32_t draw(struct sampler *s, size_t n, float max)
 {
-    float max;
-    size_t n = collect(s, values, &max);
     if (n == 0)
         return -1;
     n = keep_ranked(s, n, max);
@@ -470,6 +469,51 @@ void sampler_prompt(struct sampler *s, const int32_t *ids, size_t n)
             remember_recent(s, ids[i]);
 }
 
+/* The token is the next one of the answer. */
+static void remember(struct sampler *s, int32_t id)
+{
+    remember_recent(s, id);
+    if (s->count && s->count[id]++ == 0)
+        s->counted[s->n_counted++] = id;
+}
+
+int sampler_best(const struct sampler *s)
+{
+    const struct sampler_params *p = &s->params;
+    if (p->want_logprob || p->n_bias > 0 || p->repeat_penalty != 1.0f || p->presence_penalty != 0 || p->frequency_penalty != 0)
+        return 0;
+    if (p->temperature <= 0)
+        return 1;
+    /* One more than are kept, so that the same sums run in the same order as over a whole row. */
+    return p->top_k > 0 && p->top_k < SAMPLER_MOST_BEST ? p->top_k + 1 : 0;
+}
+
+void sampler_usable(const struct tokenizer *t, uint32_t *words)
+{
+    const int32_t n = tokenizer_vocab_size(t);
+    memset(words, 0, ((size_t)n + 31) / 32 * sizeof *words);
+    for (int32_t id = 0; id < n; id++)
+        if (tokenizer_usable(t, id))
+            words[id / 32] |= 1u << (id % 32);
+}
+
+int sampler_pick_best(struct sampler *s, const struct top_logit *best, int n, struct pick *out)
+{
+    *out = (struct pick){.id = -1};
+    if (n < 1)
+        return -1;
+    if (s->params.temperature > 0) {
+        for (int i = 0; i < n; i++)
+            s->keys[i] = key_of(best[i].logit, best[i].id);
+        qsort(s->keys, (size_t)n, sizeof *s->keys, compare_by_id);
+        out->id = draw(s, (size_t)n, best[0].logit);
+    } else {
+        out->id = best[0].id;
+    }
+    remember(s, out->id);
+    return 0;
+}
+
 int sampler_pick(struct sampler *s, const float *logits, struct pick *out)
 {
     *out = (struct pick){.id = -1};
@@ -478,13 +522,17 @@ int sampler_pick(struct sampler *s, const float *logits, struct pick *out)
         adjust(s, logits);
         values = s->adjusted;
     }
-    out->id = s->params.temperature > 0 ? draw(s, values) : best_id(s, values);
+    if (s->params.temperature > 0) {
+        float max;
+        const size_t n = collect(s, values, &max);
+        out->id = draw(s, n, max);
+    } else {
+        out->id = best_id(s, values);
+    }
     if (out->id < 0)
         return -1;
     if (s->params.want_logprob)
         report(s, logits, out);
-    remember_recent(s, out->id);
-    if (s->count && s->count[out->id]++ == 0)
-        s->counted[s->n_counted++] = out->id;
+    remember(s, out->id);
     return 0;
 }

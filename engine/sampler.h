@@ -54,6 +54,18 @@ void sampler_free(struct sampler *s);
 /* Tells the sampler about prompt tokens, for the repeat penalty. Only the last SAMPLER_REPEAT_WINDOW matter. */
 void sampler_prompt(struct sampler *s, const int32_t *ids, size_t n);
 
+/* Whether the sampler needs no more of a row than its best k usable logits, with nothing to adjust and no log-probabilities to report: k, or 0 when it needs
+ * the row. Never more than SAMPLER_MOST_BEST. */
+enum { SAMPLER_MOST_BEST = 64 };
+int sampler_best(const struct sampler *s);
+
+/* Ids that can be picked, a bit each, the first id lowest: words [(n_vocab + 31) / 32]. */
+void sampler_usable(const struct tokenizer *t, uint32_t *words);
+
+/* The same pick as from the row, given its best min(k, number of finite usable ones) logits with k = sampler_best: the higher first, of equal ones the lower id. */
+struct top_logit;
+int sampler_pick_best(struct sampler *s, const struct top_logit *best, int n, struct pick *out);
+
 /* Picks from logits [V] and remembers the token. The logits are not changed. A row without any finite logit gives -1. */
 int sampler_pick(struct sampler *s, const float *logits, struct pick *out);
 

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "engine/backend.h"
 #include "engine/sampler.h"
 #include "tests/unit/vocab_image.h"
 
@@ -706,6 +707,89 @@ static void asking_for_log_probabilities_does_not_change_the_tokens(void **state
     sampler_free(NULL);
 }
 
+/* ---- from the best logits alone */
+
+static int better_first(const void *pa, const void *pb)
+{
+    const struct top_logit *a = pa, *b = pb;
+    if (a->logit != b->logit)
+        return a->logit > b->logit ? -1 : 1;
+    return a->id < b->id ? -1 : 1;
+}
+
+static int best_of(const float *logits, int k, struct top_logit out[V])
+{
+    int n = 0;
+    for (int32_t i = 0; i < V; i++)
+        if (usable(i) && isfinite(logits[i]))
+            out[n++] = (struct top_logit){.id = i, .logit = logits[i]};
+    qsort(out, (size_t)n, sizeof *out, better_first);
+    return n < k ? n : k;
+}
+
+static void the_best_logits_give_the_same_tokens_as_the_row(void **state)
+{
+    static const int top_ks[] = {1, 2, 7, 20, 40, 63};
+    for (int kind = 0; kind < 24; kind++) {
+        struct sampler_params p = off;
+        p.seed = 100 + (uint64_t)kind;
+        p.top_k = top_ks[kind % 6];
+        p.temperature = kind < 6 ? 0.0f : kind % 2 ? 0.7f : 1.5f;
+        p.top_p = kind % 3 == 1 ? 0.8f : 1.0f;
+        p.min_p = kind % 4 == 3 ? 0.2f : 0.0f;
+        struct sampler *row = new_sampler(state, p), *best = new_sampler(state, p);
+        const int k = sampler_best(best);
+        assert_int_equal(k, p.temperature > 0 ? p.top_k + 1 : 1);
+        float logits[V];
+        struct top_logit list[V];
+        struct pick a, b;
+        for (uint32_t i = 0; i < 300; i++) {
+            fill_logits(logits, 7 * i + (uint32_t)kind, i % 5 ? 8.0f : 0.02f);
+            if (i % 3 == 0) {
+                logits[i % V] = NAN;
+                logits[(i + 5) % V] = INFINITY;
+                logits[FIRST_UNUSED + 3] = 99;
+            }
+            if (i % 7 == 0) /* fewer finite ones than are asked for */
+                for (int j = 10; j < V; j++)
+                    logits[j] = -INFINITY;
+            const int n = best_of(logits, k, list);
+            assert_int_equal(sampler_pick(row, logits, &a), sampler_pick_best(best, list, n, &b));
+            assert_int_equal(a.id, b.id);
+            assert_int_equal(b.n_top, 0);
+        }
+        assert_int_equal(sampler_pick_best(best, list, 0, &b), -1);
+        assert_int_equal(b.id, -1);
+        sampler_free(row);
+        sampler_free(best);
+    }
+}
+
+static void whoever_looks_beyond_the_best_logits_gets_the_row(void **state)
+{
+    const struct logit_bias bias = {.id = 1, .bias = 1};
+    struct sampler_params rows[] = {off, off, off, off, off, off, off};
+    rows[0].top_k = 0;
+    rows[1].top_k = 64;
+    for (int i = 2; i < 7; i++)
+        rows[i].top_k = 20;
+    rows[2].want_logprob = true;
+    rows[3].repeat_penalty = 1.1f;
+    rows[4].presence_penalty = 0.5f;
+    rows[5].frequency_penalty = -0.5f;
+    rows[6].bias = &bias;
+    rows[6].n_bias = 1;
+    for (int i = 0; i < 7; i++) {
+        struct sampler *s = new_sampler(state, rows[i]);
+        assert_int_equal(sampler_best(s), 0);
+        sampler_free(s);
+    }
+    uint32_t words[(V + 31) / 32];
+    sampler_usable(*state, words);
+    for (int32_t i = 0; i < V; i++)
+        assert_int_equal(words[i / 32] >> (i % 32) & 1, usable(i));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -729,6 +813,8 @@ int main(void)
         cmocka_unit_test(log_probabilities_are_those_of_the_models_own_logits),
         cmocka_unit_test(alternatives_are_reported_only_as_far_as_asked_and_available),
         cmocka_unit_test(asking_for_log_probabilities_does_not_change_the_tokens),
+        cmocka_unit_test(the_best_logits_give_the_same_tokens_as_the_row),
+        cmocka_unit_test(whoever_looks_beyond_the_best_logits_gets_the_row),
     };
     log_set_level(LOG_ERROR);
     return cmocka_run_group_tests(tests, setup, teardown);
