@@ -103,7 +103,7 @@ DEV int tile_mad(int a, int b, int c)
 #if defined(__AMDGCN__)
     return (int)((uint32_t)b << 8) / 256 * ((int)((uint32_t)c << 8) / 256) + a;
 #else
-    return b * c + a;
+    return (int)((uint32_t)b * (uint32_t)c + (uint32_t)a);
 #endif
 }
 
@@ -504,6 +504,15 @@ struct tile_q8_0 {
     }
 };
 
+/* n - 8 in every byte: + 0x78 carries nothing over, and the sign bit is then the wrong way round. */
+DEV wmma_i8_t nibbles_less_8(wmma_i8_t n)
+{
+    TILE_UNROLL
+    for (int i = 0; i < WMMA_AB_K / 4; i++)
+        n[i] = (int)(((uint32_t)n[i] + 0x78787878U) ^ 0x80808080U);
+    return n;
+}
+
 struct tile_q4_0 {
     enum { ACT = 32, MINS = 0 };
     struct head {
@@ -533,9 +542,7 @@ struct tile_q4_0 {
         for (int k = 0; k < 4; k++) {
             int j = 4 * h2 + k;
             if (j < left) {
-                /* nibble - 8 in a byte: + 0x78 carries nothing over, and the sign bit is then the wrong way round */
-                wmma_i8_t low = ((p->q[k] & 0x0f0f0f0f) + 0x78787878) ^ (int)0x80808080U;
-                wmma_i8_t high = ((p->q[k] >> 4 & 0x0f0f0f0f) + 0x78787878) ^ (int)0x80808080U;
+                wmma_i8_t low = nibbles_less_8(p->q[k] & 0x0f0f0f0f), high = nibbles_less_8(p->q[k] >> 4 & 0x0f0f0f0f);
                 i32x8_t c[N];
                 TILE_UNROLL
                 for (int t = 0; t < N; t++) {
