@@ -631,7 +631,7 @@ void config_help(FILE *out)
           "  bedside bench    --model FILE [options]             how fast several clients are served at once\n"
           "  bedside inspect  FILE [--tensors]                   what a model file holds\n"
           "  bedside tokenize --model FILE [options] [TEXT...]   text to token ids (bedside tokenize --help)\n"
-          "  bedside doctor   [--model FILE] [--device hip:N]    can the GPU be used, and what is missing; status 0 or 1\n"
+          "  bedside doctor   [--model FILE] [--device hip:N]    can the GPU be used; what is missing\n"
           "  bedside help [--markdown]                           this page, or its settings as a table\n"
           "  bedside version\n"
           "\n"

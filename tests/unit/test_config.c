@@ -53,6 +53,32 @@ static int clean_environment(void **state)
     return 0;
 }
 
+static void a_device_is_auto_cpu_or_a_gpu_by_number(void **state)
+{
+    (void)state;
+    static const char *const good[] = {"auto", "cpu", "hip", "hip:0", "hip:7", "hip:12"};
+    static const char *const bad[] = {"gpu", "hip:", "hip:N", "hip:x", "hip:-1", "hip:123", "hip:1x", "cpu:0", "hip1", ""};
+    char word[16];
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        snprintf(word, sizeof word, "%s", good[i]);
+        assert_int_equal(LOAD("--device", word), 0);
+        assert_string_equal(c.device, good[i]);
+        config_free(&c);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        snprintf(word, sizeof word, "%s", bad[i]);
+        refuse(LOAD("--device", word), "auto|cpu|hip|hip:N");
+    }
+    assert_int_equal(LOAD_NOTHING(), 0);
+    assert_string_equal(c.device, "auto");
+    assert_string_equal(c.hip_library, "");
+    config_free(&c);
+    setenv("BEDSIDE_HIP_LIBRARY", "/opt/rocm/lib/libamdhip64.so", 1);
+    assert_int_equal(LOAD_NOTHING(), 0);
+    assert_string_equal(c.hip_library, "/opt/rocm/lib/libamdhip64.so");
+    config_free(&c);
+}
+
 /* ---- a config file ---- */
 
 static char file_path[64];
@@ -252,7 +278,8 @@ static void the_ends_of_a_range_and_auto_are_accepted(void **state)
 static void a_host_that_others_reach_needs_a_key(void **state)
 {
     (void)state;
-    static char *const open[] = {"0.0.0.0", "192.168.1.5", "::", "example.org", "127.0.0.1.example.org", "128.0.0.1", "::ffff:10.0.0.1", "[::]", "[::1", "[]"};
+    static char *const open[] = {"0.0.0.0",   "192.168.1.5",     "::",   "example.org", "127.0.0.1.example.org",
+                                 "128.0.0.1", "::ffff:10.0.0.1", "[::]", "[::1",        "[]"};
     for (size_t i = 0; i < sizeof open / sizeof open[0]; i++) {
         refuse(LOAD("--host", open[i]), "an API key is needed");
         assert_non_null(strstr(err.text, open[i]));
@@ -318,7 +345,7 @@ static const char *const names[] = {
     "max-running",   "max-queue",     "max-connections", "max-body",     "idle-timeout", "drain-timeout", "prefill-chunk", "temperature",  "top-p",
     "top-k",         "min-p",         "repeat-penalty",  "max-tokens",   "log-level",    "config",        "prompt",        "system",       "no-think",
     "seed",          "max-gap",       "deterministic",   "cache-memory", "cache-dir",    "cache-disk",    "cache-key",     "share-system", "clients",
-    "prompt-tokens", "answer-tokens", "requests",        "json"};
+    "prompt-tokens", "answer-tokens", "requests",        "json",         "device",       "hip-library"};
 
 static void help_lists_every_setting_and_command_within_100_columns(void **state)
 {
@@ -329,7 +356,7 @@ static void help_lists_every_setting_and_command_within_100_columns(void **state
         if (!strstr(text, line))
             fail_msg("--help has no line for --%s", names[i]);
     }
-    static const char *const commands[] = {"serve", "run", "bench", "inspect", "tokenize", "help", "version"};
+    static const char *const commands[] = {"serve", "run", "bench", "doctor", "inspect", "tokenize", "help", "version"};
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
         snprintf(line, sizeof line, "\n  bedside %s", commands[i]);
         assert_non_null(strstr(text, line));
@@ -389,6 +416,7 @@ int main(void)
 {
 #define CASE(test) cmocka_unit_test_setup_teardown(test, make_file, remove_file)
     const struct CMUnitTest tests[] = {
+        CASE(a_device_is_auto_cpu_or_a_gpu_by_number),
         CASE(without_settings_the_defaults_hold),
         CASE(file_then_environment_then_flags_win),
         CASE(flags_take_their_value_after_a_space_or_an_equals_sign),
