@@ -1,0 +1,123 @@
+/* hip/kernels/attn_store.h: what attention does before it looks at other tokens, spec/qwen35moe.md section 6, steps 3 to 5: RMSNorm of query and key heads, rotation
+ * by position, keys and values into the page. One launch, a wave for each head of each row. It moves 13 KB a row for the 35B and is bound by its latency. */
+#ifndef BEDSIDE_HIP_KERNELS_ATTN_STORE_H
+#define BEDSIDE_HIP_KERNELS_ATTN_STORE_H
+
+#include "hip/kernels/gpu.h"
+#include "hip/kernels/params.h"
+
+enum { ATTN_WAVES = 4 };
+
+DEV float attn_wave_sum(float x)
+{
+    x += shfl_xor_f<16>(x);
+    x += shfl_xor_f<8>(x);
+    x += shfl_xor_f<4>(x);
+    x += shfl_xor_f<2>(x);
+    return x + shfl_xor_f<1>(x);
+}
+
+DEV int attn_larger(int a, int b)
+{
+    return a > b ? a : b;
+}
+
+DEV int attn_wave_largest(int x)
+{
+    x = attn_larger(x, shfl_xor_i<16>(x));
+    x = attn_larger(x, shfl_xor_i<8>(x));
+    x = attn_larger(x, shfl_xor_i<4>(x));
+    x = attn_larger(x, shfl_xor_i<2>(x));
+    return attn_larger(x, shfl_xor_i<1>(x));
+}
+
+DEV float attn_vector_value(const struct gpu_matrix *w, int c)
+{
+    if (w->type == GPU_F32)
+        return ((const float *)w->data)[c];
+    const uint16_t bits = ((const uint16_t *)w->data)[c];
+    return w->type == GPU_F16 ? h2f(u2h(bits)) : bf2f(bits);
+}
+
+/* Values c = lane, lane + 32, ... of a head. */
+enum { ATTN_LANE_VALUES = ATTN_MAX_DIM / 32 };
+
+/* As block_quant_q8_0: a block's 32 values are the wave's lanes. */
+DEV void attn_append(const struct attn_store_params &p, const float *y, uint8_t *to)
+{
+    const int lane = (int)lane_id();
+    for (int i = 0; 32 * i < p.head_dim; i++) {
+        const int c = 32 * i + lane;
+        if (!p.q8) {
+            if (c < p.head_dim)
+                ((uint16_t *)to)[c] = h2u(f2h(y[i]));
+            continue;
+        }
+        const float largest = as_float(attn_wave_largest(as_int(y[i]) & 0x7fffffff));
+        const half scale = f2h(largest / 127.0f);
+        const float d = h2f(scale);
+        const bool finite = (h2u(scale) & 0x7c00) != 0x7c00;
+        const float q = gpu_fmaxf(-127.0f, gpu_fminf(127.0f, gpu_rintf(y[i] / d)));
+        uint8_t *block = to + 34 * i;
+        if (lane == 0)
+            *(uint16_t *)block = finite ? h2u(scale) : (uint16_t)0x7e00;
+        ((int8_t *)block)[2 + lane] = finite && d > 0.0f ? (int8_t)(int)q : (int8_t)0;
+    }
+}
+
+/* A wave for each query head of each row, and for each KV head of each row. Grid [ceil(units / 4)]. */
+KERNEL(128) attn_store(struct attn_store_params p)
+{
+    SHARED float room[ATTN_WAVES][ATTN_MAX_DIM];
+    const int lane = (int)lane_id(), units = p.n_heads + p.n_kv_heads;
+    const int unit = uniform_i((int)(bid_x() * ATTN_WAVES + (tid_x() >> 5)));
+    if (unit >= units * p.step.n_rows)
+        return;
+    float *turned = room[tid_x() >> 5];
+    const int row = unit / units, head = unit % units, kv_head = head - p.n_heads;
+    const bool is_key = kv_head >= 0;
+    const int pos = p.step.row_pos[row];
+    const float *x = is_key ? p.k + ((size_t)row * (size_t)p.n_kv_heads + (size_t)kv_head) * (size_t)p.head_dim
+                            : p.q + ((size_t)row * (size_t)p.n_heads + (size_t)head) * (size_t)p.q_stride;
+    float y[ATTN_LANE_VALUES] = {}, squares = 0.0f;
+    for (int i = 0; 32 * i < p.head_dim; i++) {
+        const int c = 32 * i + lane;
+        y[i] = c < p.head_dim ? x[c] : 0.0f;
+        squares = gpu_fmaf(y[i], y[i], squares);
+    }
+    const float scale = 1.0f / gpu_sqrtf(attn_wave_sum(squares) / (float)p.head_dim + p.eps);
+    for (int i = 0; 32 * i < p.head_dim; i++) {
+        const int c = 32 * i + lane;
+        if (c < p.head_dim) {
+            y[i] = y[i] * scale * attn_vector_value(is_key ? &p.k_norm : &p.q_norm, c);
+            turned[c] = y[i];
+        }
+    }
+    sync_wave();
+    const int half_rot = p.n_rot / 2;
+    const float *cosines = GLOBAL(const float, p.rope[pos / ATTN_ROPE_ROWS]) + (size_t)(pos % ATTN_ROPE_ROWS) * (size_t)p.n_rot;
+    for (int i = 0; 32 * i < p.n_rot; i++) {
+        const int c = 32 * i + lane;
+        if (c >= p.n_rot)
+            break;
+        const bool upper = c >= half_rot;
+        const int j = upper ? c - half_rot : c;
+        const float a = turned[j], b = turned[j + half_rot], cosine = cosines[j], sine = cosines[half_rot + j];
+        y[i] = upper ? a * sine + b * cosine : a * cosine - b * sine;
+    }
+    if (!is_key) {
+        for (int i = 0; 32 * i < p.head_dim; i++)
+            if (32 * i + lane < p.head_dim)
+                p.q[((size_t)row * (size_t)p.n_heads + (size_t)head) * (size_t)p.q_stride + (size_t)(32 * i + lane)] = y[i];
+        return;
+    }
+    const int first_page = p.step.spans[p.step.row_span[row]].first_page;
+    const uint64_t at = p.step.pages[first_page + pos / GPU_GRID] + (uint64_t)kv_head * p.head_bytes + (uint64_t)(pos % GPU_GRID) * p.row_bytes;
+    attn_append(p, y, GLOBAL(uint8_t, at + p.k_offset));
+    const float *v = p.v + ((size_t)row * (size_t)p.n_kv_heads + (size_t)kv_head) * (size_t)p.head_dim;
+    for (int i = 0; 32 * i < p.head_dim; i++)
+        y[i] = 32 * i + lane < p.head_dim ? v[32 * i + lane] : 0.0f;
+    attn_append(p, y, GLOBAL(uint8_t, at + p.v_offset));
+}
+
+#endif
