@@ -45,7 +45,7 @@ const char *emu_last_fault(void);
 typedef void emu_recover_fn(void);
 void emu_recover(void);
 
-/* Mnemonics of loaded modules that the emulator does not know, one a line, into text; how many. */
+/* Instructions of the loaded modules that the emulator does not know, "kernel: instruction" a line, into text; how many. */
 typedef int emu_unknown_fn(char *text, int bytes);
 int emu_unknown(char *text, int bytes);
 

@@ -71,7 +71,7 @@ struct insn {
     const struct insn *dual_x, *dual_y;         /* the halves of a dual instruction */
     int32_t offset;                             /* bytes; offset0 of the two-address LDS operations */
     int32_t offset2;                            /* offset1 */
-    uint32_t number;                            /* index in its module */
+    uint32_t number;                            /* index in its kernel */
     uint8_t n_operands, op_class;               /* enum op_class */
     uint8_t op_sel, op_sel_hi, neg_lo, neg_hi;  /* a bit for each source */
     uint8_t omod;                               /* 0, 1: *2, 2: *4, 3: /2 */
@@ -136,7 +136,11 @@ struct kernel_arg {
 struct kernel {
     char name[96];
     struct module *module;
-    const struct insn *entry;
+    uint64_t begin, end; /* vaddr of its code */
+    struct insn *insns;  /* [n_insns + 1] in order of address, from the first launch on; NULL: not read yet */
+    char **text;         /* [n_insns] */
+    uint64_t *address;   /* [n_insns] vaddr */
+    uint32_t n_insns, room;
     struct kernel_arg args[40];
     int n_args;
     uint32_t kernarg_bytes, lds_bytes, scratch_bytes, max_threads;
@@ -150,10 +154,8 @@ struct kernel {
 struct module {
     uint8_t *image; /* the loaded segments: address of vaddr 0 */
     size_t image_bytes;
-    struct insn *insns;  /* [n_insns + 1], in order of address */
-    char **text;         /* [n_insns] */
-    uint64_t *address;   /* [n_insns] vaddr */
-    uint32_t n_insns;
+    int file; /* the ELF file, in memory, for LLVM's tools */
+    bool gfx12;
     struct kernel *kernels;
     int n_kernels;
     struct module *next;
@@ -162,6 +164,8 @@ struct module {
 /* 0, or a hipError_t with a message on stderr. */
 int emu_module_load(struct module **out, const void *image);
 void emu_module_free(struct module *m);
+/* Reads the kernel's instructions, unless that has been done. -1: no disassembly. One caller at a time. */
+int emu_kernel_decode(struct kernel *k);
 
 /* Decodes one line of disassembly; encoding is its first word. Branch targets are the caller's work: a branch's distance is the literal of its
  * operand 0. What is not understood gets emu_run_unknown. */

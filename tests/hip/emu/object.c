@@ -80,7 +80,7 @@ static int load_segments(struct module *m, const uint8_t *elf, size_t bytes)
 }
 
 /* Value of a dynamic symbol; 0: none. */
-static uint64_t symbol(const uint8_t *elf, const char *name)
+static uint64_t symbol(const uint8_t *elf, const char *name, uint64_t *bytes)
 {
     Elf64_Ehdr h;
     memcpy(&h, elf, sizeof h);
@@ -93,8 +93,10 @@ static uint64_t symbol(const uint8_t *elf, const char *name)
         for (uint64_t k = 0; k < s.sh_size / sizeof(Elf64_Sym); k++) {
             Elf64_Sym sym;
             memcpy(&sym, elf + s.sh_offset + k * sizeof sym, sizeof sym);
-            if (strcmp((const char *)elf + strings.sh_offset + sym.st_name, name) == 0)
+            if (strcmp((const char *)elf + strings.sh_offset + sym.st_name, name) == 0) {
+                *bytes = sym.st_size;
                 return sym.st_value;
+            }
         }
     }
     return 0;
@@ -102,12 +104,12 @@ static uint64_t symbol(const uint8_t *elf, const char *name)
 
 /* ---- LLVM's tools ---- */
 
-/* Opens a pipe from `tool arguments file`. The tool's name may be given in the environment. */
-static FILE *open_tool(const char *variable, const char *usual, const char *arguments, const char *file)
+/* Opens a pipe from `tool arguments elf`. The tool's name may be given in the environment. */
+static FILE *open_tool(const struct module *m, const char *variable, const char *usual, const char *arguments)
 {
     char command[512];
     const char *tool = getenv(variable);
-    const int n = snprintf(command, sizeof command, "%s %s %s", tool ? tool : usual, arguments, file);
+    const int n = snprintf(command, sizeof command, "%s %s /proc/%d/fd/%d", tool ? tool : usual, arguments, (int)getpid(), m->file);
     return n > 0 && (size_t)n < sizeof command ? popen(command, "r") : NULL;
 }
 
@@ -165,10 +167,10 @@ static void read_note_line(struct module *m, const char *line, char arch[64])
         k->max_threads = x;
 }
 
-static int read_notes(struct module *m, const char *file, char arch[64])
+static int read_notes(struct module *m, char arch[64])
 {
     char line[512];
-    FILE *f = open_tool("EMU_READELF", "llvm-readelf-19", "--notes", file);
+    FILE *f = open_tool(m, "EMU_READELF", "llvm-readelf-19", "--notes");
     m->kernels = calloc(MAX_KERNELS, sizeof *m->kernels);
     if (!f || !m->kernels) {
         if (f)
@@ -182,52 +184,75 @@ static int read_notes(struct module *m, const char *file, char arch[64])
 
 /* ---- instructions ---- */
 
-static int add_insn(struct module *m, uint32_t *room, const char *text, uint64_t address, uint32_t encoding, bool gfx12)
+static int grow(struct kernel *k)
 {
-    if (m->n_insns + 1 >= *room) {
-        *room = *room ? *room * 2 : 4096;
-        struct insn *insns = realloc(m->insns, *room * sizeof *insns);
-        m->insns = insns ? insns : m->insns;
-        char **texts = realloc(m->text, *room * sizeof *texts);
-        m->text = texts ? texts : m->text;
-        uint64_t *addresses = realloc(m->address, *room * sizeof *addresses);
-        m->address = addresses ? addresses : m->address;
-        if (!insns || !texts || !addresses)
-            return -1;
-    }
-    struct insn *in = &m->insns[m->n_insns];
-    memset(in, 0, 2 * sizeof *in); /* and the one after the last, which nobody reaches */
-    in->number = m->n_insns;
-    in[1].run = emu_run_unknown;
-    m->text[m->n_insns] = strdup(text);
-    m->address[m->n_insns] = address;
-    if (!m->text[m->n_insns])
+    const uint32_t room = k->room ? k->room * 2 : 1024;
+    struct insn *insns = realloc(k->insns, room * sizeof *insns);
+    k->insns = insns ? insns : k->insns;
+    char **texts = realloc(k->text, room * sizeof *texts);
+    k->text = texts ? texts : k->text;
+    uint64_t *addresses = realloc(k->address, room * sizeof *addresses);
+    k->address = addresses ? addresses : k->address;
+    if (!insns || !texts || !addresses)
         return -1;
-    emu_decode(in, text, encoding, gfx12);
-    m->n_insns++;
+    k->room = room;
+    return 0;
+}
+
+static int add_insn(struct kernel *k, const char *text, uint64_t address, uint32_t encoding)
+{
+    if (k->n_insns + 1 >= k->room && grow(k) != 0)
+        return -1;
+    struct insn *in = &k->insns[k->n_insns];
+    memset(in, 0, 2 * sizeof *in); /* and the one after the last, which nobody reaches */
+    in->number = k->n_insns;
+    in[1].run = emu_run_unknown;
+    k->text[k->n_insns] = strdup(text);
+    k->address[k->n_insns] = address;
+    if (!k->text[k->n_insns])
+        return -1;
+    emu_decode(in, text, encoding, k->module->gfx12);
+    k->n_insns++;
     return 0;
 }
 
 /* Index of the instruction at an address; n_insns: none. */
-static uint32_t insn_at(const struct module *m, uint64_t address)
+static uint32_t insn_at(const struct kernel *k, uint64_t address)
 {
-    uint32_t low = 0, high = m->n_insns;
+    uint32_t low = 0, high = k->n_insns;
     while (low < high) {
         const uint32_t mid = (low + high) / 2;
-        if (m->address[mid] < address)
+        if (k->address[mid] < address)
             low = mid + 1;
         else
             high = mid;
     }
-    return low < m->n_insns && m->address[low] == address ? low : m->n_insns;
+    return low < k->n_insns && k->address[low] == address ? low : k->n_insns;
 }
 
-/* "\tv_add_f32 v0, v1, v2   // 000000001234: 06040702 ..." */
-static int read_disassembly(struct module *m, const char *file, bool gfx12)
+static void find_targets(struct kernel *k)
 {
-    char line[1024];
-    uint32_t room = 0;
-    FILE *f = open_tool("EMU_OBJDUMP", "llvm-objdump-19", "-d", file);
+    for (uint32_t i = 0; i < k->n_insns; i++) {
+        struct insn *in = &k->insns[i];
+        if (in->op_class != OP_BRANCH || in->n_operands == 0)
+            continue;
+        const uint32_t to = insn_at(k, k->address[i] + 4 + (uint64_t)((int64_t)(int16_t)in->o[0].literal * 4));
+        if (to == k->n_insns)
+            in->run = emu_run_unknown;
+        else
+            in->target = &k->insns[to];
+    }
+}
+
+/* Lines like "\tv_add_f32 v0, v1, v2   // 000000001234: 06040702 ..." Reading one kernel when it is first launched is much quicker than reading all. */
+int emu_kernel_decode(struct kernel *k)
+{
+    char line[1024], arguments[96];
+    if (k->insns)
+        return 0;
+    snprintf(arguments, sizeof arguments, "-d --start-address=0x%llx --stop-address=0x%llx", (unsigned long long)k->begin,
+             (unsigned long long)k->end);
+    FILE *f = open_tool(k->module, "EMU_OBJDUMP", "llvm-objdump-19", arguments);
     if (!f)
         return -1;
     int rc = 0;
@@ -242,20 +267,13 @@ static int read_disassembly(struct module *m, const char *file, bool gfx12)
         size_t n = strlen(line);
         while (n && isspace((unsigned char)line[n - 1]))
             line[--n] = 0;
-        rc = add_insn(m, &room, line + 1, address, encoding, gfx12);
+        rc = add_insn(k, line + 1, address, encoding);
     }
-    if (pclose(f) != 0 || rc != 0 || m->n_insns == 0)
+    if (pclose(f) != 0 || rc != 0 || k->n_insns == 0 || k->address[0] != k->begin) {
+        fprintf(stderr, "emulator: llvm-objdump-19 gives no instructions for %s (is llvm-19 installed?)\n", k->name);
         return -1;
-    for (uint32_t i = 0; i < m->n_insns; i++) {
-        struct insn *in = &m->insns[i];
-        if (in->op_class != OP_BRANCH || in->n_operands == 0)
-            continue;
-        const uint32_t to = insn_at(m, m->address[i] + 4 + (uint64_t)((int64_t)(int16_t)in->o[0].literal * 4));
-        if (to == m->n_insns)
-            in->run = emu_run_unknown;
-        else
-            in->target = &m->insns[to];
     }
+    find_targets(k);
     return 0;
 }
 
@@ -265,7 +283,8 @@ static int read_descriptor(struct module *m, struct kernel *k, const uint8_t *el
 {
     char name[104];
     snprintf(name, sizeof name, "%s.kd", k->name);
-    const uint64_t at = symbol(elf, name);
+    uint64_t bytes;
+    const uint64_t at = symbol(elf, name, &bytes);
     if (at == 0 || at + 64 > m->image_bytes)
         return -1;
     uint32_t rsrc2;
@@ -276,11 +295,11 @@ static int read_descriptor(struct module *m, struct kernel *k, const uint8_t *el
     memcpy(&entry, m->image + at + 16, 8);
     memcpy(&rsrc2, m->image + at + 52, 4);
     memcpy(&properties, m->image + at + 56, 2);
-    const uint32_t i = insn_at(m, at + (uint64_t)entry);
-    if (i == m->n_insns)
-        return -1;
     k->module = m;
-    k->entry = &m->insns[i];
+    k->begin = at + (uint64_t)entry;
+    if (symbol(elf, k->name, &bytes) != k->begin)
+        return -1;
+    k->end = k->begin + bytes;
     k->wave32 = properties >> 10 & 1;
     k->user_sgprs = rsrc2 >> 1 & 31;
     k->id_x = rsrc2 >> 7 & 1;
@@ -298,20 +317,20 @@ static int read_descriptor(struct module *m, struct kernel *k, const uint8_t *el
 
 /* ---- loading ---- */
 
-static int load_from_file(struct module *m, const uint8_t *elf, const char *file, const char *arch)
+static int load_elf(struct module *m, const uint8_t *elf, size_t bytes, const char *arch)
 {
     char target[64] = "";
-    if (read_notes(m, file, target) != 0) {
+    m->gfx12 = strncmp(arch, "gfx12", 5) == 0;
+    m->file = memfd_create("code object", 0);
+    if (m->file < 0 || write(m->file, elf, bytes) != (ssize_t)bytes || load_segments(m, elf, bytes) != 0)
+        return HIP_ERROR_OUT_OF_MEMORY;
+    if (read_notes(m, target) != 0) {
         fprintf(stderr, "emulator: no kernels found with llvm-readelf-19 (is llvm-19 installed?)\n");
         return HIP_ERROR_INVALID_IMAGE;
     }
     if (strcmp(target, arch) != 0) {
         fprintf(stderr, "emulator: code object is for %s, the emulated device is %s\n", target, arch);
         return HIP_ERROR_NO_BINARY;
-    }
-    if (read_disassembly(m, file, strncmp(arch, "gfx12", 5) == 0) != 0) {
-        fprintf(stderr, "emulator: llvm-objdump-19 gives no instructions (is llvm-19 installed?)\n");
-        return HIP_ERROR_INVALID_IMAGE;
     }
     for (int i = 0; i < m->n_kernels; i++)
         if (read_descriptor(m, &m->kernels[i], elf) != 0) {
@@ -337,16 +356,11 @@ int emu_module_load(struct module **out, const void *image)
     }
     if (bytes < sizeof(Elf64_Ehdr) || bytes > MAX_OBJECT || memcmp(elf, ELFMAG, SELFMAG) != 0)
         return HIP_ERROR_INVALID_IMAGE;
-    char file[] = "/tmp/bedside-emu-XXXXXX";
-    const int fd = mkstemp(file);
     struct module *m = calloc(1, sizeof *m);
-    int rc = HIP_ERROR_OUT_OF_MEMORY;
-    if (fd >= 0 && m && write(fd, elf, bytes) == (ssize_t)bytes && load_segments(m, elf, bytes) == 0)
-        rc = load_from_file(m, elf, file, arch);
-    if (fd >= 0) {
-        close(fd);
-        unlink(file);
-    }
+    if (!m)
+        return HIP_ERROR_OUT_OF_MEMORY;
+    m->file = -1;
+    const int rc = load_elf(m, elf, bytes, arch);
     if (rc != 0) {
         emu_module_free(m);
         return rc;
@@ -356,22 +370,30 @@ int emu_module_load(struct module **out, const void *image)
     return 0;
 }
 
+static void free_kernel(struct kernel *k)
+{
+    for (uint32_t i = 0; i < k->n_insns; i++) {
+        free(k->text[i]);
+        free((void *)(uintptr_t)k->insns[i].dual_x);
+        free((void *)(uintptr_t)k->insns[i].dual_y);
+        free((void *)(uintptr_t)k->insns[i].dpp);
+    }
+    free(k->insns);
+    free(k->text);
+    free(k->address);
+}
+
 void emu_module_free(struct module *m)
 {
     if (!m)
         return;
     emu_forget_module(m);
-    for (uint32_t i = 0; i < m->n_insns; i++) {
-        free(m->text[i]);
-        free((void *)(uintptr_t)m->insns[i].dual_x);
-        free((void *)(uintptr_t)m->insns[i].dual_y);
-        free((void *)(uintptr_t)m->insns[i].dpp);
-    }
-    free(m->insns);
-    free(m->text);
-    free(m->address);
+    for (int i = 0; i < m->n_kernels; i++)
+        free_kernel(&m->kernels[i]);
     free(m->kernels);
     if (m->image)
         munmap(m->image, m->image_bytes);
+    if (m->file >= 0)
+        close(m->file);
     free(m);
 }

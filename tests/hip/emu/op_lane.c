@@ -105,6 +105,35 @@ BEGIN(v_swap_b32)
     return in + 1;
 }
 
+/* ---- registers chosen by m0 ---- */
+
+static inline uint8_t relative(struct wave *w, const struct insn *in, uint8_t reg)
+{
+    const uint32_t at = reg + w->s[S_M0];
+    if (at >= VGPRS)
+        emu_fault(w, in, "register v%u, by m0", at);
+    return (uint8_t)at;
+}
+
+BEGIN(v_movrels_b32)
+{
+    put_word(w, in->o[0].index, exec_of(w), w->v[relative(w, in, in->o[1].index)]);
+    return in + 1;
+}
+
+BEGIN(v_movreld_b32)
+{
+    WORDS(1, a);
+    put_word(w, relative(w, in, in->o[0].index), exec_of(w), lanes_a);
+    return in + 1;
+}
+
+BEGIN(v_movrelsd_b32)
+{
+    put_word(w, relative(w, in, in->o[0].index), exec_of(w), w->v[relative(w, in, in->o[1].index)]);
+    return in + 1;
+}
+
 /* ---- dual instructions: both halves read before either writes ---- */
 
 static inline bool reads(const struct insn *in, uint8_t reg)
@@ -140,5 +169,6 @@ BEGIN(dual)
 const struct op EMU_TABLE(emu_lane)[] = {
     VALU(v_readlane_b32) VALU(v_readfirstlane_b32) VALU(v_writelane_b32) VALU(v_permlane16_b32) VALU(v_permlanex16_b32)
     VALU(v_permlane16_var_b32) VALU(v_permlanex16_var_b32) VALU(v_mbcnt_lo_u32_b32) VALU(v_mbcnt_hi_u32_b32) VALU(v_swap_b32)
+    VALU(v_movrels_b32) VALU(v_movreld_b32) VALU(v_movrelsd_b32)
     ALSO(dual, dual, OP_DUAL, 0)
     {NULL, NULL, 0, 0}};

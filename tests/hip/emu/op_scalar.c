@@ -370,8 +370,8 @@ BRANCHES(BRANCH)
 
 BEGIN(s_getpc_b64)
 {
-    const struct module *m = w->group->launch->kernel->module;
-    set_scalar64(w, in, 0, (uint64_t)(uintptr_t)m->image + m->address[in->number] + 4);
+    const struct kernel *k = w->group->launch->kernel;
+    set_scalar64(w, in, 0, (uint64_t)(uintptr_t)k->module->image + k->address[in->number] + 4);
     return in + 1;
 }
 

@@ -38,9 +38,8 @@ void emu_fault(const struct wave *w, const struct insn *in, const char *format, 
     va_end(args);
     struct group *g = w->group;
     const struct kernel *k = g->launch->kernel;
-    const struct module *m = k->module;
     emu_note_fault("kernel %s, workgroup (%u,%u,%u), wave %u, \"%s\" at 0x%llx: %s", k->name, g->id[0], g->id[1], g->id[2], w->number,
-                   m->text[in->number], (unsigned long long)m->address[in->number], why);
+                   k->text[in->number], (unsigned long long)k->address[in->number], why);
     _longjmp(g->fault, 1);
 }
 
@@ -307,14 +306,20 @@ void emu_forget_module(struct module *m)
 EXPORTED int emu_unknown(char *text, int bytes)
 {
     int n = 0, at = 0;
+    emu_queue_wait(emu_queue_last());
     pthread_mutex_lock(&lock);
     for (const struct module *m = modules; m; m = m->next)
-        for (uint32_t i = 0; i < m->n_insns; i++) {
-            if (m->insns[i].run != emu_run_unknown)
-                continue;
-            n++;
-            if (at < bytes)
-                at += snprintf(text + at, (size_t)(bytes - at), "%s\n", m->text[i]);
+        for (int k = 0; k < m->n_kernels; k++) {
+            struct kernel *kernel = &m->kernels[k];
+            if (emu_kernel_decode(kernel) != 0)
+                n++;
+            for (uint32_t i = 0; i < kernel->n_insns; i++) {
+                if (kernel->insns[i].run != emu_run_unknown)
+                    continue;
+                n++;
+                if (at < bytes)
+                    at += snprintf(text + at, (size_t)(bytes - at), "%s: %s\n", kernel->name, kernel->text[i]);
+            }
         }
     pthread_mutex_unlock(&lock);
     return n;

@@ -52,7 +52,7 @@ static void start_wave(struct wave *w, struct group *g, uint32_t number)
     w->scc = 0;
     w->number = number;
     w->group = g;
-    w->next = k->entry;
+    w->next = k->insns;
     w->at_barrier = false;
     w->s[S_EXEC] = left >= LANES ? ~0u : (1u << left) - 1;
     w->s[S_EXEC + 1] = 0;
@@ -270,7 +270,9 @@ static int refuse(const struct kernel *k, const char *why)
 
 int emu_run(const struct launch *l)
 {
-    const struct kernel *k = l->kernel;
+    struct kernel *k = l->kernel;
+    if (emu_kernel_decode(k) != 0)
+        return refuse(k, "cannot be disassembled");
     if (!k->wave32)
         return refuse(k, "compiled for waves of 64");
     if (k->scratch_bytes)
