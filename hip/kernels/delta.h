@@ -184,13 +184,13 @@ DEV void conv_gates(const struct delta_conv_params &p, int row, int head)
     p.gates[to + (size_t)p.v_heads] = delta_value(&p.a, p.a.data, head) * delta_softplus(p.alpha_raw[at] + delta_value(&p.dt_bias, p.dt_bias.data, head));
 }
 
-/* The raw row `back` rows after the span's first (before it: negative), or NULL before the sequence's. */
-DEV const float *conv_source(const struct delta_conv_params &p, const struct gpu_span &span, const float *ring, int back)
+/* The address of the raw row `back` rows after the span's first (before it: negative), or 0 before the sequence's. */
+DEV uint64_t conv_source(const struct delta_conv_params &p, const struct gpu_span &span, const float *ring, int back)
 {
     const int pos = span.pos + back;
     if (pos < 0)
-        return nullptr;
-    return back < 0 ? ring + (size_t)(pos & (p.ring - 1)) * (size_t)p.channels : p.u + (size_t)(span.row + back) * (size_t)p.channels;
+        return 0;
+    return (uint64_t)(back < 0 ? ring : p.u) + (uint64_t)(back < 0 ? pos & (p.ring - 1) : span.row + back) * (uint64_t)p.channels * sizeof(float);
 }
 
 /* Steps 2 to 5 for rows first .. last-1 of the span and the head that begins at channel `at`. FAST: four f32 taps, held in registers, and at most 128
@@ -209,10 +209,10 @@ template <bool FAST> DEV void conv_head(const struct delta_conv_params &p, const
             const int channel = DELTA_COLUMNS * part + 4 * lane;
             f32x4_t sum = {0.0f, 0.0f, 0.0f, 0.0f};
             for (int j = 0; j < (FAST ? 4 : p.width); j++) {
-                const float *from = conv_source(p, span, ring, t - (FAST ? 3 : p.width - 1) + j);
+                const uint64_t from = conv_source(p, span, ring, t - (FAST ? 3 : p.width - 1) + j);
                 if (!from || channel >= p.dim)
                     continue;
-                const f32x4_t x = load_f32x4(from + at + channel);
+                const f32x4_t x = load_f32x4(GLOBAL(const float, from) + at + channel);
                 for (int c = 0; c < 4; c++) {
                     float tap;
                     if constexpr (FAST)
@@ -266,7 +266,7 @@ KERNEL(CONV_THREADS) delta_conv(struct delta_conv_params p)
 
 /* ---- delta_rule ---- */
 
-struct delta_shared {
+struct alignas(16) delta_shared {
     float coef[GPU_GRID * DELTA_COEF];
     float turned[32 * DELTA_TURNED];         /* keys for the dots; then U of two blocks in turn */
     float done[DELTA_BLOCK * DELTA_COLUMNS]; /* o of the block whose stage it is */
@@ -628,9 +628,11 @@ DEV void cell_solve(const float *coef, const struct delta_block &block, struct d
         if (!(block.kept >> r & 1))
             continue;
         const float *a = coef + (block.first + r) * DELTA_COEF + block.first;
-        f32x4_t chain = {0.0f, 0.0f, 0.0f, 0.0f};
+        f32x4_t a4[2] = {load_f32x4(a)}, chain = {0.0f, 0.0f, 0.0f, 0.0f};
+        if (r > 4)
+            a4[1] = load_f32x4(a + 4);
         DELTA_UNROLLED() for (int s = 0; s < r; s++)
-            chain = delta_fma(a[s], rows.u[s], chain);
+            chain = delta_fma(a4[s / 4][s % 4], rows.u[s], chain);
         rows.u[r] -= chain;
     }
 }
@@ -658,9 +660,10 @@ DEV void cell_absorb(const float *coef, const float *earlier, int before, const 
         if (!(block.kept >> r & 1))
             continue;
         const float *a = coef + (block.first + r) * DELTA_COEF + before, *b = coef + before * DELTA_COEF + block.first + r;
+        const f32x4_t a4[2] = {load_f32x4(a), load_f32x4(a + 4)};
         f32x4_t of_u = {0.0f, 0.0f, 0.0f, 0.0f}, of_o = {0.0f, 0.0f, 0.0f, 0.0f};
         DELTA_UNROLLED() for (int s = 0; s < DELTA_BLOCK; s++) {
-            of_u = delta_fma(a[s], u[s], of_u);
+            of_u = delta_fma(a4[s / 4][s % 4], u[s], of_u);
             of_o = delta_fma(b[s * DELTA_COEF], u[s], of_o);
         }
         rows.u[r] -= of_u;
