@@ -1,7 +1,11 @@
 /* Promise: the mixture of experts on the GPU is the CPU's: the same experts, best first, ties to the lower index; the same values within rounding; and a row's bits do
  * not depend on how many rows share the step, so that decode (mat-vec) and prefill (tiles over rows sorted by expert) agree to the bit. For every weight
- * type, fused and separate gate and up, with and without a shared expert, any sizes. */
+ * type, fused and separate gate and up, with and without a shared expert, any sizes.
+ *
+ * Runs the kernels on the CPU (the shim) and, where it is built, as machine code (the emulator): of gfx1152, and with BEDSIDE_HIP_TESTS=all of gfx1100 and gfx1201. */
 #include "tests/hip/hip_test.h"
+
+#include <unistd.h>
 
 #include "hip/hip_impl.h"
 #include "tests/unit/backend_fixture.h"
@@ -254,6 +258,30 @@ static int open_shim(void **state)
     return open_library("shim");
 }
 
+static int open_emulator(const char *arch)
+{
+    setenv("EMU_ARCH", arch, 1);
+    return open_library("emu");
+}
+
+static int open_gfx1152(void **state)
+{
+    (void)state;
+    return open_emulator("gfx1152");
+}
+
+static int open_gfx1100(void **state)
+{
+    (void)state;
+    return open_emulator("gfx1100");
+}
+
+static int open_gfx1201(void **state)
+{
+    (void)state;
+    return open_emulator("gfx1201");
+}
+
 static int close_device(void **state)
 {
     (void)state;
@@ -273,5 +301,12 @@ int main(void)
         cmocka_unit_test(a_spoilt_row_stays_alone),
         cmocka_unit_test(rows_do_not_depend_on_their_neighbours),
     };
-    return cmocka_run_group_tests_name("hip_moe on the shim", tests, open_shim, close_device);
+    int failed = cmocka_run_group_tests_name("hip_moe on the shim", tests, open_shim, close_device);
+    if (access(hip_test_library("emu"), R_OK) == 0)
+        failed += cmocka_run_group_tests_name("hip_moe on gfx1152", tests, open_gfx1152, close_device);
+    if (access(hip_test_library("emu"), R_OK) == 0 && in_full()) {
+        failed += cmocka_run_group_tests_name("hip_moe on gfx1100", tests, open_gfx1100, close_device);
+        failed += cmocka_run_group_tests_name("hip_moe on gfx1201", tests, open_gfx1201, close_device);
+    }
+    return failed;
 }
