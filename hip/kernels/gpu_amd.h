@@ -9,6 +9,7 @@
  *   tid_x() bid_x() bid_y() bid_z() lane_id()    thread in the workgroup, workgroup in the grid, lane in the wave
  *   sync_threads() sync_threads_global()         barrier; the first orders SHARED memory only, the second device memory as well
  *   sync_wave()                                  orders SHARED memory between the lanes of a wave
+ *   release_device() acquire_device()            order device memory between workgroups
  *   shfl_i shfl_f shfl_xor_i<M> shfl_xor_f<M>    another lane's value
  *   uniform_i                                    a value that is the same in all lanes, as a scalar
  *   dot4_ss dot4_us                              c + sum of four byte products; us: a unsigned
@@ -119,8 +120,19 @@ DEV void sync_wave()
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
 }
 
-/* Orders this thread's device memory accesses as seen by other workgroups, for "the last one to finish sums up". */
-DEV void fence_device()
+/* Between workgroups, for "the last one to finish sums up": what this thread stored before release_device is seen after acquire_device by a thread that has
+ * seen, through an atomic in between, that the release happened. Addresses read afterwards must differ between lanes: the scalar cache takes no part. */
+DEV void release_device()
+{
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
+}
+
+DEV void acquire_device()
+{
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
+}
+
+DEV void fence_device() /* both */
 {
     __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "agent");
 }
@@ -181,8 +193,10 @@ template <int MASK> DEV int shfl_xor_i(int v)
     static_assert(MASK > 0 && MASK <= 16, "one to fifteen, or sixteen");
     if constexpr (MASK < 16)
         return __builtin_amdgcn_update_dpp(0, v, 0x160 | MASK, 0xf, 0xf, true); /* row_xmask */
-    else
-        return (int)__builtin_amdgcn_permlanex16((uint32_t)v, (uint32_t)v, 0x76543210U, 0xfedcba98U, false, false);
+    int other = (int)__builtin_amdgcn_permlanex16((uint32_t)v, (uint32_t)v, 0x76543210U, 0xfedcba98U, false, false);
+    /* clang 19 moves v_permlanex16 into a branch that alone uses its result, where other lanes are off; not past this. */
+    __asm__ volatile("" : "+v"(other));
+    return other;
 }
 
 template <int MASK> DEV float shfl_xor_f(float v)
