@@ -207,12 +207,37 @@ DEV void quantise_32(const float (&v)[ACT_EACH], uint8_t *row, int at, int n)
 
 /* ---- the kernel ---- */
 
-/* y[i] to y[i + 7], those below n. */
-DEV void store_values(const float (&v)[ACT_EACH], float *y, int i, int n)
+/* x[i] to x[i + 7]; those past the end, n, are the last one. `aligned`: n is a multiple of eight and x lies on 16 bytes. */
+DEV void load_values(float (&v)[ACT_EACH], const float *x, int i, int n, bool aligned)
 {
-    if (i + ACT_EACH <= n) {
-        UNROLL for (int j = 0; j < ACT_EACH; j++)
-            y[i + j] = v[j];
+    if (aligned) {
+        const int at = i < n ? i : n - ACT_EACH;
+        const f32x4_t a = load_f32x4(x + at), b = load_f32x4(x + at + 4);
+        UNROLL for (int j = 0; j < 4; j++)
+        {
+            v[j] = a[j];
+            v[4 + j] = b[j];
+        }
+        return;
+    }
+    UNROLL for (int j = 0; j < ACT_EACH; j++)
+        v[j] = x[i + j < n ? i + j : n - 1];
+}
+
+/* y[i] to y[i + 7], those below n. */
+DEV void store_values(const float (&v)[ACT_EACH], float *y, int i, int n, bool aligned)
+{
+    if (aligned) {
+        f32x4_t a, b;
+        UNROLL for (int j = 0; j < 4; j++)
+        {
+            a[j] = v[j];
+            b[j] = v[4 + j];
+        }
+        if (i >= n)
+            return;
+        store_f32x4(y + i, a);
+        store_f32x4(y + i + 4, b);
         return;
     }
     UNROLL for (int j = 0; j < ACT_EACH; j++)
@@ -229,30 +254,28 @@ KERNEL(256) act(struct act_params p)
     const int r = (int)bid_x(), n = p.n, lane = (int)lane_id();
     const size_t from = (size_t)(p.index ? p.index[r] : r) * (size_t)n;
     const float *x = p.x + from;
+    const bool aligned = (n & 7) == 0;
     const float scale = p.norm ? rms_scale(x, n, p.eps, tile, &shared_scale) : 1.0f;
     for (int at = uniform_i((int)(tid_x() / 32)) * 256; at < n; at += ACT_WAVES * 256) {
         const int i0 = at + lane * ACT_EACH;
-        float v[ACT_EACH];
-        int i[ACT_EACH]; /* values past the end read the last one and count as 0 */
-        UNROLL for (int j = 0; j < ACT_EACH; j++)
-        {
-            i[j] = i0 + j < n ? i0 + j : n - 1;
-            v[j] = x[i[j]];
-        }
+        float v[ACT_EACH], by[ACT_EACH];
+        load_values(v, x, i0, n, aligned);
         if (p.up) {
+            load_values(by, p.up + from, i0, n, aligned);
             UNROLL for (int j = 0; j < ACT_EACH; j++)
-                v[j] = silu_f(v[j]) * p.up[from + (size_t)i[j]];
+                v[j] = silu_f(v[j]) * by[j];
         }
         if (p.norm) {
+            load_values(by, p.norm, i0, n, aligned);
             UNROLL for (int j = 0; j < ACT_EACH; j++)
-                v[j] = v[j] * scale * p.norm[i[j]];
+                v[j] = v[j] * scale * by[j];
         }
         UNROLL for (int j = 0; j < ACT_EACH; j++)
             v[j] = i0 + j < n ? v[j] : 0.0f;
         if (p.normed)
-            store_values(v, p.normed + (size_t)r * p.normed_stride, i0, n);
+            store_values(v, p.normed + (size_t)r * p.normed_stride, i0, n, aligned);
         if (p.f32)
-            store_values(v, (float *)(p.f32 + (size_t)r * lines_of((uint32_t)n * 4)), i0, n);
+            store_values(v, (float *)(p.f32 + (size_t)r * lines_of((uint32_t)n * 4)), i0, n, aligned);
         if (p.q8_256)
             quantise_256(v, p.q8_256 + (size_t)r * ((uint32_t)n / 256 * ACT_256_BYTES) + (uint32_t)at / 256 * ACT_256_BYTES);
         if (p.q8_32)

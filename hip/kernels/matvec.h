@@ -3,6 +3,7 @@
  * READY FOR OTHER KERNELS: dot_rows (below) is the product of a wave's four weight rows with ROWS activation rows. Its contract:
  *
  *   template <int TYPE, int ROWS> dot_rows(w, row_stride, n_w, n_in, x, x_at, sum)
+ *   template <int ROWS> dot_rows_any(type, w, row_stride, n_w, n_in, x, x_at, sum)     the same, type chosen by a uniform switch
  *
  *   called by all 32 lanes of a wave together. The weight row of lane l is l / 8: w + (l / 8) * row_stride. Every argument but `sum` is uniform (wave-wide
  *   the same; make it so with uniform_i where it comes from the thread's or the data's index: then addresses are scalar).
@@ -24,7 +25,19 @@
  *             three xor exchanges (they fold into the adds), then all eight do the same one or two fma.
  *   32-value types  lane i holds a whole block of the eight in hand; the running sum walks from lane to lane in the blocks' order, one fma each.
  *             The walk is a Gray code, so that every step is an exchange with lane ^ 1, 2 or 4.
- *   F types   lane i holds partial sums 2i and 2i + 1 of the sixteen. */
+ *   F types   lane i holds partial sums 2i and 2i + 1 of the sixteen.
+ *
+ * VALU operations in the inner loop, for each weight and lane, counted in gfx1152's code (llvm-objdump-19 -d; a dual-issue instruction counts twice):
+ *
+ *   rows   Q4_K   Q5_K   Q6_K   Q8_0   Q4_0
+ *   1      1.53   2.14   1.58   1.16   1.55
+ *   2      2.31   2.89   2.13   2.03   2.45
+ *   4      3.88   4.39   3.25   3.78   4.28
+ *   8      6.88   7.39   5.50   7.28   7.91
+ *
+ * Loads are of 16 bytes except scales and sums. At most 103 VGPRs on any target, 72 on gfx1152 (12 waves on a SIMD). In the K types' loop two blocks are
+ * worked on at a time: the four loads of the block after the present one and the one after that are under way together. Loads come back in
+ * order, so an activation waits for the weights asked for before it; what hides that is the number of waves. */
 #ifndef BEDSIDE_HIP_KERNELS_MATVEC_H
 #define BEDSIDE_HIP_KERNELS_MATVEC_H
 
@@ -476,6 +489,38 @@ DEV void dot_rows(const uint8_t *w, uint32_t row_stride, int n_w, int n_in, cons
         dot_floats<TYPE, ROWS>(w, row_at, n_in, x, x_at, sum);
 }
 
+/* dot_rows for a type known at run time, uniform. */
+template <int ROWS>
+DEV void dot_rows_any(int type, const uint8_t *w, uint32_t row_stride, int n_w, int n_in, const uint8_t *x, const uint32_t (&x_at)[ROWS], float (&sum)[ROWS])
+{
+    switch (type) {
+    case GPU_Q4_K:
+        dot_rows<GPU_Q4_K, ROWS>(w, row_stride, n_w, n_in, x, x_at, sum);
+        break;
+    case GPU_Q5_K:
+        dot_rows<GPU_Q5_K, ROWS>(w, row_stride, n_w, n_in, x, x_at, sum);
+        break;
+    case GPU_Q6_K:
+        dot_rows<GPU_Q6_K, ROWS>(w, row_stride, n_w, n_in, x, x_at, sum);
+        break;
+    case GPU_Q8_0:
+        dot_rows<GPU_Q8_0, ROWS>(w, row_stride, n_w, n_in, x, x_at, sum);
+        break;
+    case GPU_Q4_0:
+        dot_rows<GPU_Q4_0, ROWS>(w, row_stride, n_w, n_in, x, x_at, sum);
+        break;
+    case GPU_F16:
+        dot_rows<GPU_F16, ROWS>(w, row_stride, n_w, n_in, x, x_at, sum);
+        break;
+    case GPU_BF16:
+        dot_rows<GPU_BF16, ROWS>(w, row_stride, n_w, n_in, x, x_at, sum);
+        break;
+    default:
+        dot_rows<GPU_F32, ROWS>(w, row_stride, n_w, n_in, x, x_at, sum);
+        break;
+    }
+}
+
 /* ---- kernels: grid [groups of 16 weight rows of all matrices] ---- */
 
 template <int ROWS> DEV void matvec(const matvec_params &p)
@@ -497,32 +542,7 @@ template <int ROWS> DEV void matvec(const matvec_params &p)
     float sum[ROWS];
     UNROLL for (int r = 0; r < ROWS; r++)
         x_at[r] = (uint32_t)r * item.x_stride;
-    switch (item.type) {
-    case GPU_Q4_K:
-        dot_rows<GPU_Q4_K, ROWS>(w, item.row_stride, n_w, item.n_in, item.x, x_at, sum);
-        break;
-    case GPU_Q5_K:
-        dot_rows<GPU_Q5_K, ROWS>(w, item.row_stride, n_w, item.n_in, item.x, x_at, sum);
-        break;
-    case GPU_Q6_K:
-        dot_rows<GPU_Q6_K, ROWS>(w, item.row_stride, n_w, item.n_in, item.x, x_at, sum);
-        break;
-    case GPU_Q8_0:
-        dot_rows<GPU_Q8_0, ROWS>(w, item.row_stride, n_w, item.n_in, item.x, x_at, sum);
-        break;
-    case GPU_Q4_0:
-        dot_rows<GPU_Q4_0, ROWS>(w, item.row_stride, n_w, item.n_in, item.x, x_at, sum);
-        break;
-    case GPU_F16:
-        dot_rows<GPU_F16, ROWS>(w, item.row_stride, n_w, item.n_in, item.x, x_at, sum);
-        break;
-    case GPU_BF16:
-        dot_rows<GPU_BF16, ROWS>(w, item.row_stride, n_w, item.n_in, item.x, x_at, sum);
-        break;
-    default:
-        dot_rows<GPU_F32, ROWS>(w, item.row_stride, n_w, item.n_in, item.x, x_at, sum);
-        break;
-    }
+    dot_rows_any<ROWS>(item.type, w, item.row_stride, n_w, item.n_in, item.x, x_at, sum);
     const int mine = (int)(lane_id() >> 3);
     if ((lane_id() & 7) != 0 || mine >= n_w)
         return;

@@ -38,7 +38,8 @@ static bool same_float(float a, float b)
 /* ---- one kernel at a time ---- */
 
 /* Rows of very different size; row 2 is zero, row 3 holds a NaN, row 4 infinities, row 5 is subnormal in places, row 6 has ties for the largest
- * magnitude with either sign first. */
+ * magnitude with either sign first, row 7 ends with a block whose scale is beyond f16, row 8
+ * is halfway between two numbers throughout. */
 static void random_rows(struct fixture_rng *rng, size_t n_rows, size_t n, float *x)
 {
     for (size_t r = 0; r < n_rows; r++) {
@@ -54,6 +55,10 @@ static void random_rows(struct fixture_rng *rng, size_t n_rows, size_t n, float 
             row[i] = (float)ldexp(fixture_normal(rng), -130 - (int)(i / 32 % 24));
         for (size_t i = 0; r == 6 && i + 7 < n; i += 7)
             row[i] = (float)(fixture_below(rng, 2) ? 9 * size : -9 * size);
+        for (size_t i = n > 32 ? n - 32 : 0; r == 7 && i < n; i++)
+            row[i] = (float)(1e30 * fixture_normal(rng));
+        for (size_t i = 0; r == 8 && i < n; i++)
+            row[i] = (float)ldexp(i % 32 == 9 ? 127 : fixture_below(rng, 254) - 126.5, 3);
     }
 }
 
@@ -143,7 +148,7 @@ static void check_product(enum block_type type, int n_in, int n_out, int n_rows,
     random_rows(&rng, (size_t)n_rows, (size_t)n_in, x);
     for (size_t o = 0; o < outs; o++)
         hip_layout_row(type, m.bytes + o * file_row, (size_t)n_in, rows + o * dev_row);
-    memset(act, 0, stride * (size_t)n_rows);
+    memset(act, 0xff, stride * (size_t)n_rows); /* NaN: what lies between the rows must not be used */
     for (size_t r = 0; r < (size_t)n_rows; r++)
         act_quantise(ISA_PLAIN, act_kind_of(type), x + r * (size_t)n_in, n_in, act + r * stride);
     for (size_t i = 0; i < n_y; i++)
@@ -288,11 +293,12 @@ static void a_wide_norm_has_the_cpus_bits(void **state)
     sh.n_experts = sh.n_experts_used = sh.expert_ff = sh.shared_ff = 0;
     struct fixture_rng rng = {5};
     struct fixture_model model = fixture_model_new(&rng, &sh, BLOCK_Q8_0, false);
-    const int tokens[1] = {2};
+    const int tokens[1] = {3};
     struct fixture_data data = fixture_data_new(&rng, &sh, FO_HEAD, 1, tokens);
     struct fixture_run want = fixture_run_open(open_cpu, &model, &data), got = fixture_run_open(open_hip, &model, &data);
-    fixture_feed(&want, 0, 2, 2);
-    fixture_feed(&got, 0, 2, 1);
+    fixture_feed(&want, 0, 3, 3);
+    fixture_feed(&got, 0, 1, 1);
+    fixture_feed(&got, 0, 3, 2);
     fixture_assert_same_bits(&want, &got);
     fixture_run_close(&want);
     fixture_run_close(&got);
