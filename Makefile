@@ -16,7 +16,7 @@ SRC     = $(filter-out server/main.c,$(wildcard base/*.c config/*.c engine/*.c e
 OBJ     = $(SRC:%.c=$(BUILD)/obj/%.o) $(BUILD)/obj/hip/bundle.o
 LIB     = $(BUILD)/libbedside.a
 TESTS   = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/unit/test_*.c tests/golden/test_*.c))
-BENCHES = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/bench/bench_*.c))
+BENCHES = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/bench/bench_*.c) tests/bench/hip_model.c)
 FUZZERS = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fuzz/fuzz_*.c))
 DEPS    = $(OBJ:.o=.d) $(BUILD)/obj/server/main.d $(TESTS:=.d) $(BENCHES:=.d) $(FUZZERS:=.d)
 
@@ -41,7 +41,7 @@ deps:
 	@tools/install-deps.sh
 
 tests: $(TESTS)
-bench: $(BENCHES)
+bench: $(BENCHES) $(BUILD)/hip/libamdhip64-emu.so
 
 $(BUILD)/bedside: $(BUILD)/obj/server/main.o $(LIB)
 	$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS) -pie

@@ -1,13 +1,15 @@
 /* Promise: the tiled products of prefill give the bits of the CPU's (engine/cpu/matmul.h), for every weight type, any number of rows and of outputs, stored
  * or added, and touch nothing beside their results; so a row does not change with the number of rows beside it.
  *
- * Runs the kernels on the CPU (the shim) and as machine code of three GPU generations (the emulator). */
+ * Runs the kernels on the CPU (the shim) and, where it is built, as machine code of three GPU generations (the emulator). */
 #include <math.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
 #include <stdint.h>
 #include <cmocka.h>
+
+#include <unistd.h>
 
 #include "hip/hip_impl.h"
 #include "tests/hip/hip_test.h"
@@ -24,6 +26,8 @@ static const enum block_type types[] = {BLOCK_Q4_K, BLOCK_Q5_K, BLOCK_Q6_K, BLOC
 enum { N_TYPES = sizeof types / sizeof *types, MARGIN = 64 };
 
 static struct hip_device *dev; /* of the group that runs */
+static bool few;               /* every third case: for the emulator, unless BEDSIDE_HIP_TESTS=all */
+static int turn;               /* which third */
 
 /* A finite f16 or, in its upper half, bf16: of either sign, from subnormals to 0.1 or so, now and then zero. */
 static uint16_t random_f16(struct fixture_rng *rng)
@@ -101,8 +105,11 @@ static void on_cpu(enum block_type type, const uint8_t *w, int n_in, int n_out, 
     free(scratch);
 }
 
+/* One product, compared with the CPU's. */
 static void check(enum block_type type, int n_in, int n_out, int n_rows, bool add, uint64_t seed)
 {
+    if (few && turn++ % 3 != 0)
+        return;
     struct fixture_rng rng = {seed};
     struct error err = {0};
     size_t file_row = block_bytes(type, (size_t)n_in), dev_row = hip_layout_row_stride(type, (size_t)n_in);
@@ -215,7 +222,34 @@ static int open_library(const char *kind)
 static int open_shim(void **state)
 {
     (void)state;
+    few = false;
     return open_library("shim");
+}
+
+static int open_emulator(const char *arch)
+{
+    const char *choice = getenv("BEDSIDE_HIP_TESTS");
+    few = !choice || strcmp(choice, "all") != 0;
+    setenv("EMU_ARCH", arch, 1);
+    return open_library("emu");
+}
+
+static int open_gfx1152(void **state)
+{
+    (void)state;
+    return open_emulator("gfx1152");
+}
+
+static int open_gfx1100(void **state)
+{
+    (void)state;
+    return open_emulator("gfx1100");
+}
+
+static int open_gfx1201(void **state)
+{
+    (void)state;
+    return open_emulator("gfx1201");
 }
 
 static int close_device(void **state)
@@ -233,5 +267,11 @@ int main(void)
         cmocka_unit_test(any_number_of_outputs),
         cmocka_unit_test(any_length_of_row),
     };
-    return cmocka_run_group_tests_name("hip_tile on the shim", tests, open_shim, close_device);
+    int failed = cmocka_run_group_tests_name("hip_tile on the shim", tests, open_shim, close_device);
+    if (access(hip_test_library("emu"), R_OK) == 0) {
+        failed += cmocka_run_group_tests_name("hip_tile on gfx1152", tests, open_gfx1152, close_device);
+        failed += cmocka_run_group_tests_name("hip_tile on gfx1100", tests, open_gfx1100, close_device);
+        failed += cmocka_run_group_tests_name("hip_tile on gfx1201", tests, open_gfx1201, close_device);
+    }
+    return failed;
 }
