@@ -1,10 +1,12 @@
 /* The mixture of experts (hip/kernels/moe.h), spec section 8.
  *
- * Few rows (decode), six launches: norm and forms of x; router, shared router and the shared expert's gate and up; choosing; gate and up of the chosen
- * experts; SiLU and forms; down with the weighted sum. Many rows (prefill): the same with tiles over pairs sorted by expert. Nothing is asked of the device. */
+ * Few rows (decode), four launches (five for more than one row): norm and forms of x; router, shared router, the shared expert's gate and up, and choosing; gate
+ * and up of the chosen experts, SiLU and forms; down with the weighted sum. Many rows (prefill): the same with tiles over pairs sorted by expert. Nothing is asked of the device. */
 #include <stdlib.h>
 
 #include "hip/hip_impl.h"
+
+_Static_assert((int)GPU_ACT_F32 == HIP_ACT_F32 && (int)GPU_ACT_Q8_32 == HIP_ACT_Q8_32 && (int)GPU_ACT_Q8_256 == HIP_ACT_Q8_256, "params.h names the forms");
 
 enum {
     MOE_ROWS = 1024,     /* rows that go through together: bounds the scratch */
@@ -25,6 +27,7 @@ struct hip_moe {
     float *gate, *up;                  /* [rows * used][expert_ff], then [rows][shared_ff] */
     uint8_t *mid;                      /* the same in the form that `down` wants */
     float *out, *shared_out;           /* [rows * used][D], [rows][D] */
+    int32_t *counters;                 /* [1], then [MOE_DECODE_ROWS * used][blocks of 256 of expert_ff]; 0 between kernels */
 };
 
 /* ---- scratch ---- */
@@ -38,6 +41,11 @@ static size_t tiles_of(size_t pairs, size_t experts)
 static size_t mid_row_bytes(int n)
 {
     return hip_act_row_bytes(HIP_ACT_F32, n); /* the longest form */
+}
+
+static size_t counter_bytes(const struct backend_shape *sh)
+{
+    return (1 + (size_t)MOE_DECODE_ROWS * (size_t)sh->n_experts_used * ((size_t)sh->expert_ff / 256 + 1)) * sizeof(int32_t);
 }
 
 /* Lays the arrays out; returns the bytes needed. With a base of NULL only counts. */
@@ -68,6 +76,7 @@ static size_t place(struct hip_moe *m, uint8_t *base, const struct backend_shape
     TAKE(mid, pairs * mid_row_bytes(sh->expert_ff) + n * mid_row_bytes(sh->shared_ff));
     TAKE(out, pairs * dim * sizeof(float));
     TAKE(shared_out, n * dim * sizeof(float));
+    TAKE(counters, counter_bytes(sh));
 #undef TAKE
     return at;
 }
@@ -89,6 +98,7 @@ int hip_moe_open(struct hip *h, struct error *err)
     if (!m->block)
         return -1;
     place(m, m->block, sh);
+    hip_device_zero(h->dev, m->counters, counter_bytes(sh));
     return 0;
 }
 
@@ -168,17 +178,22 @@ static void activate_mid(const struct moe_run *run, const float *gate, const flo
     HIP_LAUNCH(run->h->dev, act, (unsigned)n_rows, 1, 1, p);
 }
 
-static void choose(const struct moe_run *run, int32_t *chosen)
+static struct moe_choose_params choose_params(const struct moe_run *run, int32_t *chosen)
 {
     const struct hip_moe *m = run->m;
-    const struct moe_choose_params p = {.logits = m->logits,
-                                        .shared = run->shared ? m->shared_logit : NULL,
-                                        .chosen = m->chosen,
-                                        .chosen_too = chosen,
-                                        .share = m->share,
-                                        .n_rows = run->rows,
-                                        .n_experts = run->w->router->gpu.n_out,
-                                        .used = run->used};
+    return (struct moe_choose_params){.logits = m->logits,
+                                      .shared = run->shared ? m->shared_logit : NULL,
+                                      .chosen = m->chosen,
+                                      .chosen_too = chosen,
+                                      .share = m->share,
+                                      .n_rows = run->rows,
+                                      .n_experts = run->w->router->gpu.n_out,
+                                      .used = run->used};
+}
+
+static void choose(const struct moe_run *run, int32_t *chosen)
+{
+    const struct moe_choose_params p = choose_params(run, chosen);
     HIP_LAUNCH(run->h->dev, moe_choose, (unsigned)(run->rows + 3) / 4, 1, 1, p);
 }
 
@@ -207,8 +222,8 @@ static struct matvec_item item_of(const struct moe_run *run, const struct weight
                                 .n_out = w->gpu.n_out};
 }
 
-/* Router and the first half of the shared expert, all from x. */
-static void decode_first(const struct moe_run *run)
+/* Router and the first half of the shared expert, all from x; and the choice. */
+static void route(const struct moe_run *run, int32_t *chosen)
 {
     const struct moe_weights *w = run->w;
     const struct hip_moe *m = run->m;
@@ -224,31 +239,44 @@ static void decode_first(const struct moe_run *run)
         p.item[i].first_group = groups;
         groups += ((uint32_t)p.item[i].n_out + GROUP_OUT - 1) / GROUP_OUT;
     }
-    const enum hip_kernel kernel = (enum hip_kernel)(K_matvec_1 + (run->rows - 1));
-    hip_device_launch(run->h->dev, kernel, groups, 1, 1, &p, sizeof p);
+    if (run->rows == 1) {
+        const struct moe_route_params one = {.products = p, .choose = choose_params(run, chosen), .counter = m->counters, .groups = (int32_t)groups};
+        HIP_LAUNCH(run->h->dev, moe_route, groups, 1, 1, one);
+    } else {
+        const enum hip_kernel kernel = (enum hip_kernel)(K_matvec_1 + (run->rows - 1));
+        hip_device_launch(run->h->dev, kernel, groups, 1, 1, &p, sizeof p);
+        choose(run, chosen);
+    }
 }
 
 static void decode(const struct moe_run *run, float *h, int32_t *chosen)
 {
     const struct moe_weights *w = run->w;
     struct hip_moe *m = run->m;
-    const unsigned rows = (unsigned)run->rows;
-    decode_first(run);
-    choose(run, chosen);
+    const unsigned rows = (unsigned)run->rows, groups = ((unsigned)w->gate->gpu.n_out + GROUP_OUT - 1) / GROUP_OUT;
+    route(run, chosen);
 
-    const struct moe_up_params up = {.w = {w->gate->gpu, w->up->gpu},
-                                     .x = {x_for(run, w->gate), x_for(run, w->up)},
-                                     .x_stride = {row_bytes_for(w->gate), row_bytes_for(w->up)},
-                                     .chosen = m->chosen,
-                                     .y = {m->gate, m->up},
-                                     .used = run->used};
-    HIP_LAUNCH(run->h->dev, moe_up, (unsigned)run->used, rows, ((unsigned)w->gate->gpu.n_out + GROUP_OUT - 1) / GROUP_OUT, up);
-
-    /* Of one size and form the shared expert's rows are just more rows. */
-    const bool alike = run->shared && w->gate->gpu.n_out == w->shared_gate->gpu.n_out && form_of(w->down) == form_of(w->shared_down);
-    activate_mid(run, m->gate, m->up, run->pairs + (alike ? run->rows : 0), w->down, m->mid);
-    if (run->shared && !alike)
-        activate_mid(run, m->gate + shared_at(run), m->up + shared_at(run), run->rows, w->shared_down, shared_mid(run));
+    struct moe_up_params up = {.w = {w->gate->gpu, w->up->gpu},
+                               .x = {x_for(run, w->gate), x_for(run, w->up)},
+                               .x_stride = {row_bytes_for(w->gate), row_bytes_for(w->up)},
+                               .chosen = m->chosen,
+                               .gate = m->gate,
+                               .up = m->up,
+                               .mid = {m->mid},
+                               .mid_stride = {row_bytes_for(w->down)},
+                               .mid_form = {(int32_t)form_of(w->down)},
+                               .counters = m->counters + 1,
+                               .used = run->used,
+                               .groups = (int32_t)groups};
+    if (run->shared) {
+        up.shared_gate = m->gate + shared_at(run);
+        up.shared_up = m->up + shared_at(run);
+        up.shared_ff = w->shared_gate->gpu.n_out;
+        up.mid[1] = shared_mid(run);
+        up.mid_stride[1] = row_bytes_for(w->shared_down);
+        up.mid_form[1] = (int32_t)form_of(w->shared_down);
+    }
+    HIP_LAUNCH(run->h->dev, moe_up, (unsigned)run->used + run->shared, rows, groups, up);
 
     struct moe_down_params down = {.w = {w->down->gpu},
                                    .mid = {m->mid},

@@ -121,7 +121,8 @@ DEV void sync_wave()
 }
 
 /* Between workgroups, for "the last one to finish sums up": what this thread stored before release_device is seen after acquire_device by a thread that has
- * seen, through an atomic in between, that the release happened. Addresses read afterwards must differ between lanes: the scalar cache takes no part. */
+ * seen, through an atomic in between, that the release happened. Addresses read afterwards must differ between lanes, or be read with atomic_load_f: the
+ * scalar cache takes no part. */
 DEV void release_device()
 {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
@@ -340,6 +341,12 @@ DEV float atomic_add_f(float *p, float v)
 DEV int atomic_add_i(int *p, int v)
 {
     return __hip_atomic_fetch_add(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+
+/* Never from the scalar cache. */
+DEV float atomic_load_f(const float *p)
+{
+    return __hip_atomic_load(p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
 
 /* ---- matrix products of a wave: C [16][16] += A [16][16] * B [16][16]^T ----

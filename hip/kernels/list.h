@@ -22,6 +22,7 @@ KERNEL_ENTRY(rows_f16, tile_params, 256)
 KERNEL_ENTRY(rows_bf16, tile_params, 256)
 /* ---- moe.h ---- */
 KERNEL_ENTRY(moe_choose, moe_choose_params, 128)
+KERNEL_ENTRY(moe_route, moe_route_params, 128)
 KERNEL_ENTRY(moe_sort, moe_sort_params, 256)
 KERNEL_ENTRY(moe_up, moe_up_params, 128)
 KERNEL_ENTRY(moe_down, moe_down_params, 128)

@@ -1,7 +1,8 @@
 /* hip/kernels/moe.h: the mixture of experts, spec section 8: choosing experts, and their products for few rows (decode) and for many (prefill).
  *
  * Choosing is one wave for a row, sums in the order of experts as on the CPU. In decode each (row, rank) pair is a product of its own with the weights of
- * its expert, and one wave adds up all parts of its outputs. In prefill the pairs are sorted by expert on the device; a table of tiles, as long as there can be
+ * its expert, and one wave adds up all parts of its outputs; small work that needs the results of many workgroups (choosing, quantising a block) is
+ * done by the last of them, which saves two launches. In prefill the pairs are sorted by expert on the device; a table of tiles, as long as there can be
  * tiles at most, tells each workgroup its expert and rows, and workgroups beyond its end leave.
  *
  * Decode and prefill give the same bits: the products do (matvec.h, matmul.h), and the sum over parts is the same chain of fma, best expert first, then the
@@ -43,13 +44,10 @@ template <int MASK> DEV best_logit best_of_two(best_logit a)
     return better(b, a) ? b : a;
 }
 
-KERNEL(128) moe_choose(struct moe_choose_params p)
+/* One wave, for row r; v: room for n_experts floats of SHARED memory, on 16 bytes. */
+DEV void choose_row(const struct moe_choose_params &p, int r, float *v)
 {
-    SHARED __attribute__((aligned(16))) float values[MOE_WAVES][MOE_EXPERTS];
-    const int wave = uniform_i((int)(tid_x() / 32)), lane = (int)lane_id(), r = (int)bid_x() * MOE_WAVES + wave;
-    if (r >= p.n_rows)
-        return;
-    float *v = values[wave];
+    const int lane = (int)lane_id();
     const float *logits = p.logits + (size_t)(uint32_t)r * (uint32_t)p.n_experts;
     for (int e = lane; e < p.n_experts; e += 32)
         v[e] = logits[e];
@@ -98,7 +96,34 @@ KERNEL(128) moe_choose(struct moe_choose_params p)
         factors[lane] = share;
     }
     if (p.shared && lane == 0)
-        factors[p.used] = 1.0f / (1.0f + exp_f(0.0f - p.shared[r]));
+        factors[p.used] = 1.0f / (1.0f + exp_f(0.0f - atomic_load_f(p.shared + r)));
+}
+
+KERNEL(128) moe_choose(struct moe_choose_params p)
+{
+    SHARED __attribute__((aligned(16))) float values[MOE_WAVES][MOE_EXPERTS];
+    const int wave = uniform_i((int)(tid_x() / 32)), r = (int)bid_x() * MOE_WAVES + wave;
+    if (r < p.n_rows)
+        choose_row(p, r, values[wave]);
+}
+
+/* ---- the last of several workgroups ---- */
+
+/* True in all threads of the workgroup that comes last of n; what the others have stored is then there. All threads call it; `said` is SHARED. */
+DEV bool last_of(int *counter, int n, int *said)
+{
+    release_device();
+    sync_threads();
+    if (tid_x() == 0) {
+        *said = atomic_add_i(counter, 1);
+        if (*said == n - 1)
+            *counter = 0;
+    }
+    sync_threads();
+    if (*said != n - 1)
+        return false;
+    acquire_device();
+    return true;
 }
 
 /* ---- sorting pairs by expert ---- */
@@ -153,58 +178,72 @@ KERNEL(256) moe_sort(struct moe_sort_params p)
 
 /* ---- decode ---- */
 
-/* dot_rows for one activation row and any type. */
-DEV float dot_any(int type, const uint8_t *w, uint32_t row_stride, int n_w, int n_in, const uint8_t *x)
+KERNEL(128) moe_route(struct moe_route_params p)
+{
+    SHARED __attribute__((aligned(16))) float values[MOE_EXPERTS];
+    SHARED int said;
+    matvec<1>(p.products);
+    if (last_of(p.counter, p.groups, &said) && tid_x() < 32)
+        choose_row(p.choose, 0, values);
+}
+
+/* dot_rows for one activation row. */
+DEV float dot_one(const struct gpu_matrix &w, uint64_t mat, int row, int n_w, const uint8_t *x)
 {
     const uint32_t x_at[1] = {0};
     float sum[1];
-    switch (type) {
-    case GPU_Q4_K:
-        dot_rows<GPU_Q4_K, 1>(w, row_stride, n_w, n_in, x, x_at, sum);
-        break;
-    case GPU_Q5_K:
-        dot_rows<GPU_Q5_K, 1>(w, row_stride, n_w, n_in, x, x_at, sum);
-        break;
-    case GPU_Q6_K:
-        dot_rows<GPU_Q6_K, 1>(w, row_stride, n_w, n_in, x, x_at, sum);
-        break;
-    case GPU_Q8_0:
-        dot_rows<GPU_Q8_0, 1>(w, row_stride, n_w, n_in, x, x_at, sum);
-        break;
-    case GPU_Q4_0:
-        dot_rows<GPU_Q4_0, 1>(w, row_stride, n_w, n_in, x, x_at, sum);
-        break;
-    case GPU_F16:
-        dot_rows<GPU_F16, 1>(w, row_stride, n_w, n_in, x, x_at, sum);
-        break;
-    case GPU_BF16:
-        dot_rows<GPU_BF16, 1>(w, row_stride, n_w, n_in, x, x_at, sum);
-        break;
-    default:
-        dot_rows<GPU_F32, 1>(w, row_stride, n_w, n_in, x, x_at, sum);
-        break;
-    }
+    dot_rows_any<1>(w.type, w.data + mat * w.mat_stride + (uint64_t)(uint32_t)row * w.row_stride, (uint32_t)w.row_stride, n_w, w.n_in, x, x_at, sum);
     return sum[0];
+}
+
+/* A wave: values at .. at+255 of SiLU(gate) * up [n] into their places of a row in the given form. The bits of the kernel `act`. */
+DEV void mid_block(const float *gate, const float *up, int at, int n, int form, uint8_t *row)
+{
+    const int i = at + (int)lane_id() * ACT_EACH;
+    float v[ACT_EACH];
+    UNROLL for (int j = 0; j < ACT_EACH; j++)
+        v[j] = i + j < n ? silu_f(gate[i + j]) * up[i + j] : 0.0f;
+    if (form == GPU_ACT_Q8_256) {
+        quantise_256(v, row + (uint32_t)at / 256 * ACT_256_BYTES);
+    } else if (form == GPU_ACT_Q8_32) {
+        quantise_32(v, row, at, n);
+    } else {
+        UNROLL for (int j = 0; j < ACT_EACH; j++)
+        {
+            if (i + j < n)
+                ((float *)row)[i + j] = v[j];
+        }
+    }
 }
 
 KERNEL(128) moe_up(struct moe_up_params p)
 {
-    const uint32_t rank = bid_x(), r = bid_y(), pair = r * (uint32_t)p.used + rank;
-    const int row = ((int)bid_z() * MOE_WAVES + uniform_i((int)(tid_x() / 32))) * MATVEC_W, n_out = p.w[0].n_out;
-    if (row >= n_out)
+    SHARED int said;
+    const uint32_t rank = bid_x(), r = bid_y(), pair = r * (uint32_t)p.used + rank, group = bid_z();
+    const int wave = uniform_i((int)(tid_x() / 32)), lane = (int)lane_id(), n_out = p.w[0].n_out;
+    if (rank == (uint32_t)p.used) { /* the shared expert's row: its products are there already */
+        const float *gate = p.shared_gate + (size_t)r * (uint32_t)p.shared_ff, *up = p.shared_up + (size_t)r * (uint32_t)p.shared_ff;
+        for (int at = ((int)group * MOE_WAVES + wave) * 256; at < p.shared_ff; at += p.groups * MOE_WAVES * 256)
+            mid_block(gate, up, at, p.shared_ff, p.mid_form[1], p.mid[1] + (size_t)r * p.mid_stride[1]);
         return;
-    const uint64_t expert = (uint64_t)(uint32_t)uniform_i(p.chosen[pair]);
-    const int n_w = n_out - row < MATVEC_W ? n_out - row : (int)MATVEC_W, lane = (int)lane_id();
-    TILE_LOOP
-    for (int m = 0; m < 2; m++) {
-        const struct gpu_matrix w = m ? p.w[1] : p.w[0];
-        const uint8_t *x = (m ? p.x[1] : p.x[0]) + (uint64_t)r * (m ? p.x_stride[1] : p.x_stride[0]);
-        const uint8_t *rows = w.data + expert * w.mat_stride + (uint64_t)(uint32_t)row * w.row_stride;
-        const float sum = dot_any(w.type, rows, (uint32_t)w.row_stride, n_w, w.n_in, x);
-        float *y = (m ? p.y[1] : p.y[0]) + ((size_t)pair * (uint32_t)n_out + (uint32_t)row);
-        if (lane % 8 == 0 && lane / 8 < n_w)
-            y[lane / 8] = sum;
     }
+    float *gate = p.gate + (size_t)pair * (uint32_t)n_out, *up = p.up + (size_t)pair * (uint32_t)n_out;
+    const int row = ((int)group * MOE_WAVES + wave) * MATVEC_W;
+    if (row < n_out) {
+        const uint64_t expert = (uint64_t)(uint32_t)uniform_i(p.chosen[pair]);
+        const int n_w = n_out - row < MATVEC_W ? n_out - row : (int)MATVEC_W;
+        TILE_LOOP
+        for (int m = 0; m < 2; m++) {
+            const uint8_t *x = (m ? p.x[1] : p.x[0]) + (uint64_t)r * (m ? p.x_stride[1] : p.x_stride[0]);
+            const float sum = dot_one(m ? p.w[1] : p.w[0], expert, row, n_w, x);
+            if (lane % 8 == 0 && lane / 8 < n_w)
+                (m ? up : gate)[row + lane / 8] = sum;
+        }
+    }
+    /* A block of 256 outputs is quantised by the last of its sixteen workgroups. */
+    const int block = (int)group / 16, blocks = (p.groups + 15) / 16, members = p.groups - block * 16 < 16 ? p.groups - block * 16 : 16;
+    if (last_of(p.counters + ((size_t)pair * (uint32_t)blocks + (uint32_t)block), members, &said) && tid_x() < 32)
+        mid_block(gate, up, block * 256, n_out, p.mid_form[0], p.mid[0] + (size_t)pair * p.mid_stride[0]);
 }
 
 KERNEL(128) moe_down(struct moe_down_params p)
@@ -220,12 +259,10 @@ KERNEL(128) moe_down(struct moe_down_params p)
     TILE_LOOP
     for (int k = 0; k < p.parts; k++) {
         const bool shared = k == p.used;
-        const struct gpu_matrix w = shared ? p.w[1] : p.w[0];
         const uint64_t expert = shared ? 0 : (uint64_t)(uint32_t)uniform_i(chosen[k]);
         const uint64_t x_row = shared ? r : r * (uint32_t)p.used + (uint32_t)k;
         const uint8_t *x = (shared ? p.mid[1] : p.mid[0]) + x_row * (shared ? p.mid_stride[1] : p.mid_stride[0]);
-        const uint8_t *rows = w.data + expert * w.mat_stride + (uint64_t)(uint32_t)row * w.row_stride;
-        sum = gpu_fmaf(share[k], dot_any(w.type, rows, (uint32_t)w.row_stride, n_w, w.n_in, x), sum);
+        sum = gpu_fmaf(share[k], dot_one(shared ? p.w[1] : p.w[0], expert, row, n_w, x), sum);
     }
     float *h = p.h + ((size_t)r * (uint32_t)n_out + (uint32_t)row);
     if (lane % 8 == 0 && lane / 8 < n_w)

@@ -220,14 +220,31 @@ struct moe_sort_params {
     int32_t n_pairs, used, n_experts, n_tiles;
 };
 
-/* Decode: gate and up of each pair. Grid [used][rows][groups of 16 outputs]. */
+/* Decode of one row: products with x (router, and what of the shared expert depends on x alone); the workgroup that is last chooses. Grid [groups of 16 weight rows]. */
+struct moe_route_params {
+    struct matvec_params products;
+    struct moe_choose_params choose;
+    int32_t *counter; /* 0 before and after */
+    int32_t groups;
+};
+
+/* Which form an activation row takes: enum hip_act of hip_impl.h. */
+enum { GPU_ACT_F32, GPU_ACT_Q8_32, GPU_ACT_Q8_256 };
+
+/* Decode: gate and up of each pair, then SiLU(gate) * up of pairs and of the shared expert's rows, in the forms that `down` wants. Grid [used, or used + 1 with a
+ * shared expert][rows][groups of 16 outputs]. */
 struct moe_up_params {
     struct gpu_matrix w[2]; /* gate, up */
     const uint8_t *x[2];    /* [rows] in the form of w's type */
     uint32_t x_stride[2];
-    const int32_t *chosen; /* [rows][used] */
-    float *y[2];           /* [rows][used][ff] */
-    int32_t used;
+    const int32_t *chosen;     /* [rows][used] */
+    float *gate, *up;          /* [rows][used][ff] */
+    const float *shared_gate, *shared_up; /* [rows][shared_ff] */
+    uint8_t *mid[2];           /* of pairs, of the shared expert's rows */
+    uint32_t mid_stride[2];
+    int32_t mid_form[2];
+    int32_t *counters; /* [rows][used][blocks of 256 outputs], 0 before and after */
+    int32_t used, shared_ff, groups;
 };
 
 /* Decode: h += sum of share * (down * mid). Grid [rows][groups of 16 outputs]. */

@@ -163,6 +163,14 @@ DEV void sync_wave(SHIM_AT)
     shim::meet("sync_wave", at);
 }
 
+DEV void release_device()
+{
+}
+
+DEV void acquire_device()
+{
+}
+
 DEV void fence_device()
 {
 }
@@ -391,6 +399,11 @@ DEV float atomic_add_f(float *p, float v)
 DEV int atomic_add_i(int *p, int v)
 {
     return __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
+}
+
+DEV float atomic_load_f(const float *p)
+{
+    return as_float(__atomic_load_n((const int *)(const void *)p, __ATOMIC_RELAXED));
 }
 
 /* ---- matrix products of a wave, gfx11's layout ---- */
