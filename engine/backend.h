@@ -83,10 +83,18 @@ struct moe_weights {
     struct weight *shared_gate, *shared_up, *shared_down; /* [Fs][D], [Fs][D], [D][Fs] */
 };
 
-/* The k largest logits of one row. */
 struct top_logit {
     int32_t id;
     float logit;
+};
+
+/* What `head_top` tells of a row of logits, of those that are usable and finite. */
+enum { TOP_MOST = 64 };
+struct top_row {
+    float max, sum; /* the largest, and the sum of e^(logit - max); -inf and 0 when there is none */
+    int32_t n;      /* entries of top: k, or less where there are fewer */
+    int32_t pad;
+    struct top_logit top[TOP_MOST]; /* the largest first, of equal ones the lower id */
 };
 
 struct backend_ops {
@@ -172,6 +180,10 @@ struct backend_ops {
     /* hidden [R][D] = RMSNorm(h, norm) for all rows when `hidden` is not NULL. logits [n][V] = w * RMSNorm(h, norm) for rows[0..n). */
     void (*head)(struct backend *b, struct buffer *h, struct weight *norm, struct weight *w, const int32_t *rows, int n, struct buffer *hidden,
                  struct buffer *logits);
+
+    /* out[r] (struct top_row) = the k <= TOP_MOST largest of row r of logits [n][V], r < n. usable: a bit for each id that counts, the first id lowest, in words
+     * of 32 bits. NULL where whole rows are as cheap to read. */
+    void (*head_top)(struct backend *b, struct buffer *logits, int n, int k, struct buffer *usable, struct buffer *out);
 
     /* h [R][D] = eh_proj * [RMSNorm(embedding, enorm) ; RMSNorm(hidden, hnorm)], spec section 9; embedding and hidden [R][D]. */
     void (*mtp_join)(struct backend *b, struct buffer *embedding, struct buffer *hidden, struct weight *enorm, struct weight *hnorm,

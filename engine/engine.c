@@ -144,8 +144,12 @@ static int alloc_scratch(struct engine *e, struct error *err)
     e->logit_rows = alloc_array(rows, sizeof *e->logit_rows);
     e->draft_rows = alloc_array(rows, sizeof *e->draft_rows);
     e->logits = alloc_array(rows, sizeof *e->logits);
+    e->best = alloc_array(rows, sizeof *e->best);
+    e->tops = alloc_array(rows, sizeof(struct top_row *));
+    e->picked = alloc_array(sequences, sizeof *e->picked);
     e->drafts = alloc_array(rows, sizeof *e->drafts);
-    if (!e->alive || !e->ids || !e->spans || !e->before || !e->logit_rows || !e->draft_rows || !e->logits || !e->drafts)
+    if (!e->alive || !e->ids || !e->spans || !e->before || !e->logit_rows || !e->draft_rows || !e->logits || !e->drafts ||
+        !e->best || !e->tops || !e->picked)
         return error_set(err, "out of memory for steps of %d rows", e->info.max_rows);
     return 0;
 }
@@ -168,6 +172,10 @@ static int settle(struct engine *e, const struct engine_options *o, struct error
     m->shape.max_rows = info->max_rows;
     m->shape.max_logit_rows = info->max_rows < MOST_LOGIT_ROWS ? info->max_rows : MOST_LOGIT_ROWS;
     m->shape.n_kv_layers += e->mtp ? 1 : 0;
+    e->usable = alloc_array(((size_t)tokenizer_vocab_size(e->tokenizer) + 31) / 32, sizeof *e->usable);
+    if (!e->usable)
+        return error_set(err, "out of memory for the vocabulary");
+    sampler_usable(e->tokenizer, e->usable);
     return 0;
 }
 
@@ -284,7 +292,7 @@ static int open_device(struct engine *e, const struct engine_options *o, enum de
     if (e->backend && e->backend->ops->memory_free && e->model->weight_bytes >= LARGE)
         log_info("loading the model into GPU memory, %s", memory_text(e->model->weight_bytes).text);
     if (e->backend && plan_memory(e, o, err) == 0 && model_upload(e->model, e->backend, err) == 0 &&
-        forward_open(&e->forward, e->model, e->backend, e->mtp, err) == 0)
+        forward_open(&e->forward, e->model, e->backend, e->mtp, e->usable, err) == 0)
         return 0;
     close_device(e);
     e->info = before;
@@ -343,6 +351,10 @@ void engine_close(struct engine *e)
     free(e->logit_rows);
     free(e->draft_rows);
     free(e->logits);
+    free(e->best);
+    free(e->tops);
+    free(e->picked);
+    free(e->usable);
     free(e->drafts);
     free(e->sampled);
     free(e->experts);
@@ -491,6 +503,12 @@ static void give_back_pages(struct engine *e, const struct step_item *items, int
         sequence_drop_pages(items[i].seq, &e->pages, pages_for(items[i].seq->length));
 }
 
+/* How many of its row's largest logits are all that the item's sampler needs; 0: it needs the row, or none. */
+static int best_of(const struct engine *e, const struct step_item *it)
+{
+    return it->sampler && !it->logits && forward_has_best(e->forward) ? sampler_best(it->sampler) : 0;
+}
+
 /* Sets out the rows of the items: ids, spans, and where each wanted row of logits goes. `step` points into the engine's scratch. */
 static int lay_out(struct engine *e, const struct step_item *items, int n, int n_rows, struct step *step, struct error *err)
 {
@@ -499,7 +517,7 @@ static int lay_out(struct engine *e, const struct step_item *items, int n, int n
     size_t n_sampled = 0;
     bool experts = false;
     for (int i = 0; i < n; i++) {
-        n_sampled += items[i].sampler && !items[i].logits;
+        n_sampled += items[i].sampler && !items[i].logits && !best_of(e, &items[i]);
         experts |= items[i].experts != NULL;
     }
     if (alloc_grow(&e->sampled, &e->cap_sampled, n_sampled * v, sizeof(float)))
@@ -515,6 +533,8 @@ static int lay_out(struct engine *e, const struct step_item *items, int n, int n
         .n_spans = n,
         .logit_rows = e->logit_rows,
         .logits = e->logits,
+        .best = e->best,
+        .tops = e->tops,
         .experts = experts ? e->experts : NULL,
         .before = e->before,
         .draft_rows = e->draft_rows,
@@ -528,14 +548,18 @@ static int lay_out(struct engine *e, const struct step_item *items, int n, int n
         memcpy(e->ids + row, it->tokens, (size_t)it->n_tokens * sizeof *e->ids);
         e->spans[i] = (struct span){.row = row, .n = it->n_tokens, .pos = s->length, .pages = s->pages, .state = s->state};
         e->before[i] = e->mtp && s->length > s->held_from ? sequence_held(s, s->length - 1, shape->n_embd) : NULL;
+        const int best = best_of(e, it);
         for (int j = 0; j < it->n_tokens; j++) {
             float *to = it->logits ? it->logits + (size_t)j * v : NULL;
-            if (!to && it->sampler && j == it->n_tokens - 1) {
+            const bool picks = !to && it->sampler && j == it->n_tokens - 1;
+            if (picks && !best) {
                 to = sampled;
                 sampled += v;
             }
-            if (to) {
+            if (to || picks) {
                 e->logit_rows[step->n_logits] = row + j;
+                e->best[step->n_logits] = to ? 0 : best;
+                e->tops[step->n_logits] = &e->picked[i];
                 e->logits[step->n_logits++] = to;
             }
             if (it->draft_logits) {
@@ -568,6 +592,13 @@ static void commit(struct engine *e, struct step_item *items, int n, const struc
         s->high = s->length > s->high ? s->length : s->high;
         if (!it->sampler)
             continue;
+        const int best = best_of(e, it);
+        if (best) {
+            const struct top_row *top = &e->picked[i];
+            if (sampler_pick_best(it->sampler, top->top, top->n < best ? top->n : best, &it->pick))
+                it->pick = (struct pick){.id = -1};
+            continue;
+        }
         const float *logits = it->logits ? it->logits + (size_t)(it->n_tokens - 1) * v : sampled;
         if (!it->logits)
             sampled += v;

@@ -42,6 +42,10 @@ struct engine {
     float **logits, **drafts;         /* [max_rows] */
     float *sampled;                   /* [number of samplers][V] */
     size_t cap_sampled;
+    int *best;              /* [max_rows], struct step */
+    struct top_row **tops;  /* [max_rows] */
+    struct top_row *picked; /* [max_sequences] */
+    uint32_t *usable;       /* [(V + 31) / 32] ids that a sampler may pick */
     int32_t *experts; /* [n_layers][rows][used] */
     size_t cap_experts;
 };

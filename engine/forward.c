@@ -23,6 +23,8 @@ enum {
     BUF_HIDDEN,   /* draft block: trunk rows after the final norm [D] */
     BUF_SHIFTED,  /* the same one position later: what goes with each row's token [D] */
     BUF_EMBEDDED, /* token embeddings [D] */
+    BUF_USABLE,   /* ids that count among the best, a bit each; one row */
+    BUF_TOP,      /* struct top_row, max_logit_rows rows */
     N_BUFS,
 };
 
@@ -33,6 +35,7 @@ struct forward {
     struct buffer *bufs[N_BUFS];
     float *hidden, *shifted; /* host copies [max_rows][D] */
     float *logits;           /* host copy [max_logit_rows][V] */
+    struct top_row *tops;    /* host copy [max_logit_rows] */
 };
 
 /* Bytes of buffer i; 0 when this model does not need it. */
@@ -76,6 +79,14 @@ static size_t buffer_bytes(const struct backend_shape *s, bool mtp, int i)
         row = (size_t)s->n_vocab;
         rows = (size_t)s->max_logit_rows;
         break;
+    case BUF_USABLE:
+        row = ((size_t)s->n_vocab + 31) / 32;
+        rows = 1;
+        break;
+    case BUF_TOP:
+        row = sizeof(struct top_row) / sizeof(float);
+        rows = (size_t)s->max_logit_rows;
+        break;
     default: /* the draft block's */
         row = mtp ? d : 0;
     }
@@ -90,7 +101,7 @@ uint64_t forward_bytes(const struct backend_shape *s, bool mtp)
     return sum;
 }
 
-int forward_open(struct forward **out, const struct model *m, struct backend *b, bool mtp, struct error *err)
+int forward_open(struct forward **out, const struct model *m, struct backend *b, bool mtp, const uint32_t *usable, struct error *err)
 {
     const struct backend_shape *s = &b->shape;
     struct forward *f = alloc_array(1, sizeof *f);
@@ -101,15 +112,20 @@ int forward_open(struct forward **out, const struct model *m, struct backend *b,
     f->mtp = mtp;
     for (int i = 0; i < N_BUFS; i++) {
         size_t bytes = buffer_bytes(s, mtp, i);
+        if ((i == BUF_USABLE || i == BUF_TOP) && !b->ops->head_top)
+            continue;
         if (bytes && !(f->bufs[i] = b->ops->buffer_new(b, bytes, err)))
             goto failed;
     }
+    if (f->bufs[BUF_USABLE] && b->ops->write(b, f->bufs[BUF_USABLE], 0, usable, buffer_bytes(s, mtp, BUF_USABLE), err))
+        goto failed;
+    f->tops = alloc_array((size_t)s->max_logit_rows, sizeof *f->tops);
     f->logits = alloc_array((size_t)s->max_logit_rows * (size_t)s->n_vocab, sizeof(float));
     if (mtp) {
         f->hidden = alloc_array((size_t)s->max_rows * (size_t)s->n_embd, sizeof(float));
         f->shifted = alloc_array((size_t)s->max_rows * (size_t)s->n_embd, sizeof(float));
     }
-    if (!f->logits || (mtp && (!f->hidden || !f->shifted))) {
+    if (!f->logits || !f->tops || (mtp && (!f->hidden || !f->shifted))) {
         error_set(err, "out of memory for activations of %d rows: lower the rows of a step (prefill chunk)", s->max_rows);
         goto failed;
     }
@@ -130,7 +146,13 @@ void forward_close(struct forward *f)
     free(f->hidden);
     free(f->shifted);
     free(f->logits);
+    free(f->tops);
     free(f);
+}
+
+bool forward_has_best(const struct forward *f)
+{
+    return f->bufs[BUF_TOP] != NULL;
 }
 
 const float *forward_hidden(const struct forward *f)
@@ -175,23 +197,62 @@ static void block(struct forward *f, const struct layer *l, struct buffer *chose
         b->ops->mlp(b, f->bufs[BUF_H], l->ffn_norm, l->gate, l->up, l->down);
 }
 
-/* Logits of some rows of the residual stream, as many at a time as the buffer holds, to the caller's memory. `hidden` as in backend_ops.head. */
-static int head(struct forward *f, struct weight *norm, struct weight *w, const int32_t *rows, float *const *dst, int n, struct buffer *hidden,
-                struct error *err)
+/* Where the logits of some rows go; see struct step. */
+struct wanted {
+    const int32_t *rows;         /* [n] */
+    float *const *logits;        /* [n] */
+    const int *best;             /* [n], or NULL: whole rows */
+    struct top_row *const *tops; /* [n] */
+    int n;
+};
+
+/* The best of the first k rows of the logits buffer, those of wanted rows i and on. */
+static int read_best(struct forward *f, const struct wanted *w, int i, int k, struct error *err)
 {
     struct backend *b = f->b;
-    int most = b->shape.max_logit_rows;
-    size_t v = (size_t)b->shape.n_vocab;
-    for (int i = 0; i < n || hidden; i += most) {
-        int k = n - i < most ? n - i : most;
-        b->ops->head(b, f->bufs[BUF_H], norm, w, rows + i, k, hidden, f->bufs[BUF_LOGITS]);
+    int most = 0;
+    for (int j = 0; j < k; j++)
+        most = w->best[i + j] > most ? w->best[i + j] : most;
+    if (most == 0)
+        return 0;
+    b->ops->head_top(b, f->bufs[BUF_LOGITS], k, most, f->bufs[BUF_USABLE], f->bufs[BUF_TOP]);
+    if (b->ops->read(b, f->bufs[BUF_TOP], 0, f->tops, (size_t)k * sizeof *f->tops, err))
+        return -1;
+    for (int j = 0; j < k; j++)
+        if (w->best[i + j])
+            *w->tops[i + j] = f->tops[j];
+    return 0;
+}
+
+/* The same rows as a whole, where they are wanted so: neighbours with one call. */
+static int read_rows(struct forward *f, const struct wanted *w, int i, int k, struct error *err)
+{
+    const size_t v = (size_t)f->b->shape.n_vocab;
+    for (int j = 0, end; j < k; j = end) {
+        for (end = j; end < k && !(w->best && w->best[i + end]); end++)
+            ;
+        if (end > j && f->b->ops->read(f->b, f->bufs[BUF_LOGITS], (size_t)j * v * sizeof(float), f->logits, (size_t)(end - j) * v * sizeof(float), err))
+            return -1;
+        for (int r = j; r < end; r++)
+            memcpy(w->logits[i + r], f->logits + (size_t)(r - j) * v, v * sizeof(float));
+        end += end == j;
+    }
+    return 0;
+}
+
+/* Logits of some rows of the residual stream, as many at a time as the buffer holds, to the caller's memory. `hidden` as in backend_ops.head. */
+static int head(struct forward *f, struct weight *norm, struct weight *w, const struct wanted *want, struct buffer *hidden, struct error *err)
+{
+    struct backend *b = f->b;
+    const int most = b->shape.max_logit_rows;
+    for (int i = 0; i < want->n || hidden; i += most) {
+        const int k = want->n - i < most ? want->n - i : most;
+        b->ops->head(b, f->bufs[BUF_H], norm, w, want->rows + i, k, hidden, f->bufs[BUF_LOGITS]);
         hidden = NULL; /* all rows are done with the first call */
         if (k == 0)
             break;
-        if (b->ops->read(b, f->bufs[BUF_LOGITS], 0, f->logits, (size_t)k * v * sizeof(float), err))
+        if ((want->best && read_best(f, want, i, k, err)) || read_rows(f, want, i, k, err))
             return -1;
-        for (int j = 0; j < k; j++)
-            memcpy(dst[i + j], f->logits + (size_t)j * v, v * sizeof(float));
     }
     return 0;
 }
@@ -225,7 +286,8 @@ static int draft(struct forward *f, const struct step *s, struct error *err)
     b->ops->embed(b, x->embed, f->bufs[BUF_EMBEDDED]);
     b->ops->mtp_join(b, f->bufs[BUF_EMBEDDED], f->bufs[BUF_SHIFTED], x->enorm, x->hnorm, x->eh_proj, f->bufs[BUF_H]);
     block(f, &x->layer, NULL);
-    return head(f, x->head_norm, x->head, s->draft_rows, s->drafts, s->n_drafts, NULL, err);
+    const struct wanted want = {.rows = s->draft_rows, .logits = s->drafts, .n = s->n_drafts};
+    return head(f, x->head_norm, x->head, &want, NULL, err);
 }
 
 int forward_run(struct forward *f, const struct step *s, struct error *err)
@@ -243,7 +305,8 @@ int forward_run(struct forward *f, const struct step *s, struct error *err)
         if (chosen && b->ops->read(b, chosen, 0, s->experts + (size_t)i * experts, experts * sizeof(int32_t), err))
             return -1;
     }
-    if (head(f, m->output_norm, m->output, s->logit_rows, s->logits, s->n_logits, hidden, err))
+    const struct wanted want = {.rows = s->logit_rows, .logits = s->logits, .best = s->best, .tops = s->tops, .n = s->n_logits};
+    if (head(f, m->output_norm, m->output, &want, hidden, err))
         return -1;
     if (f->mtp && draft(f, s, err))
         return -1;

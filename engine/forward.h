@@ -17,6 +17,8 @@ struct step {
 
     const int32_t *logit_rows; /* [n_logits], rows whose logits are wanted */
     float *const *logits;      /* [n_logits] -> [V] each */
+    const int *best;           /* [n_logits]: of how many of the largest logits the row is told in tops, up to TOP_MOST; 0: the whole row in logits */
+    struct top_row *const *tops; /* [n_logits], where best is not 0 */
     int n_logits;
 
     int32_t *experts; /* [n_layers][n_rows][used], or NULL */
@@ -28,8 +30,12 @@ struct step {
     int n_drafts;
 };
 
-/* The model must have been uploaded to the backend. `mtp`: the draft block runs in every step, which keeps its KV up with the trunk's. */
-int forward_open(struct forward **out, const struct model *m, struct backend *b, bool mtp, struct error *err);
+/* The model must have been uploaded to the backend. `mtp`: the draft block runs in every step, which keeps its KV up with the trunk's. usable [(V + 31) / 32]:
+ * a bit for each id that counts among a row's best. */
+int forward_open(struct forward **out, const struct model *m, struct backend *b, bool mtp, const uint32_t *usable, struct error *err);
+
+/* Whether steps may ask for the best of a row (step.best). */
+bool forward_has_best(const struct forward *f);
 void forward_close(struct forward *f);
 
 /* Device bytes of the activation buffers for a shape (with its max_rows and max_logit_rows). */

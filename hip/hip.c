@@ -203,6 +203,7 @@ static const struct backend_ops ops = {
     .mlp = hip_mlp,
     .moe = hip_moe,
     .head = hip_head,
+    .head_top = hip_top,
     .mtp_join = hip_mtp_join,
 };
 

@@ -377,6 +377,9 @@ void hip_mtp_join(struct backend *b, struct buffer *embedding, struct buffer *hi
     products(hip, &product, 1, rows);
 }
 
+_Static_assert(sizeof(struct gpu_top) == sizeof(struct top_row) && offsetof(struct gpu_top, top) == offsetof(struct top_row, top) && (int)GPU_TOP_MAX == (int)TOP_MOST,
+               "the device writes a struct top_row");
+
 void hip_top(struct backend *b, struct buffer *logits, int n, int k, struct buffer *usable, struct buffer *out)
 {
     struct hip *h = hip_of(b);
