@@ -512,6 +512,14 @@ static bool clamp_is_modelled(const struct insn *in, const char *name)
     return !in->clamp || strstr(name, "_f32") || strstr(name, "_f16") || starts(name, "v_dot") || starts(name, "v_wmma");
 }
 
+/* The constants of SOPK have 16 bits, of which the highest is a sign; the disassembler writes them without one. */
+static bool has_short_constant(const char *name)
+{
+    const size_t n = strlen(name);
+    return starts(name, "s_movk_") || starts(name, "s_cmovk_") || starts(name, "s_addk_") || starts(name, "s_mulk_") ||
+           (starts(name, "s_cmpk_") && n > 4 && strcmp(name + n - 4, "_i32") == 0);
+}
+
 static void decode_single(struct insn *in, const char *text, uint32_t encoding)
 {
     char name[64];
@@ -524,6 +532,10 @@ static void decode_single(struct insn *in, const char *text, uint32_t encoding)
     if (op->op_class != OP_OTHER && op->op_class != OP_BARRIER && strcmp(name, "v_nop") != 0) {
         if (!decode_operands(in, op, rest, encoding) || !clamp_is_modelled(in, name))
             return;
+        if (has_short_constant(name)) {
+            struct operand *constant = &in->o[in->n_operands - 1];
+            set_constant(constant, (uint32_t)(int16_t)constant->literal, 0);
+        }
         if (in->n_operands == 3 && strcmp(name, "v_cndmask_b32") == 0) /* in a dual instruction vcc is not written */
             set_scalar_register(&in->o[in->n_operands++], S_VCC, 1);
     }
