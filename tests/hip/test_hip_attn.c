@@ -1,20 +1,21 @@
 /* Promise: the GPU's attention is the plain backend's within the rounding of f32 sums, its KV pages hold the bits that the page format asks for, and a row's
  * bits depend on nothing but its own sequence: not on how its tokens were cut into steps, what shared them, or how many workgroups had a part of it.
  *
- * Runs the kernels on the CPU (the shim), and as machine code where the emulator is there. */
+ * Runs the kernels on the CPU (the shim) and, where it is built, as machine code of three GPU generations (the emulator). */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
 #include <stdint.h>
 #include <cmocka.h>
 #include <stdio.h>
+#include <unistd.h>
 
 #include "hip/hip_impl.h"
 #include "tests/hip/hip_test.h"
 #include "tests/unit/backend_fixture.h"
 
 static struct hip_device *dev; /* of the group that runs */
-static bool slow;              /* the emulator: a shorter list */
+static bool slow;              /* a shorter list: for the emulator, unless BEDSIDE_HIP_TESTS=all */
 
 static struct backend *open_hip(const struct backend_shape *shape, struct error *err)
 {
@@ -426,6 +427,32 @@ static int open_shim(void **state)
     return open_library("shim");
 }
 
+static int open_emulator(const char *arch)
+{
+    const char *choice = getenv("BEDSIDE_HIP_TESTS");
+    slow = !choice || strcmp(choice, "all") != 0;
+    setenv("EMU_ARCH", arch, 1);
+    return open_library("emu");
+}
+
+static int open_gfx1152(void **state)
+{
+    (void)state;
+    return open_emulator("gfx1152");
+}
+
+static int open_gfx1100(void **state)
+{
+    (void)state;
+    return open_emulator("gfx1100");
+}
+
+static int open_gfx1201(void **state)
+{
+    (void)state;
+    return open_emulator("gfx1201");
+}
+
 static int close_device(void **state)
 {
     (void)state;
@@ -446,5 +473,11 @@ int main(void)
         cmocka_unit_test(angles_far_out_agree),
         cmocka_unit_test(what_the_kernels_cannot_do_is_refused_by_name),
     };
-    return cmocka_run_group_tests_name("hip_attn on the shim", tests, open_shim, close_device);
+    int failed = cmocka_run_group_tests_name("hip_attn on the shim", tests, open_shim, close_device);
+    if (access(hip_test_library("emu"), R_OK) == 0) {
+        failed += cmocka_run_group_tests_name("hip_attn on gfx1152", tests, open_gfx1152, close_device);
+        failed += cmocka_run_group_tests_name("hip_attn on gfx1100", tests, open_gfx1100, close_device);
+        failed += cmocka_run_group_tests_name("hip_attn on gfx1201", tests, open_gfx1201, close_device);
+    }
+    return failed;
 }
