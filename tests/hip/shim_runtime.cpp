@@ -5,8 +5,11 @@
  *
  *   SHIM_DEVICES=0    no device            SHIM_NAME, SHIM_ARCH    what the device says it is
  *   SHIM_MEMORY=n     bytes of memory      SHIM_NOW=1              run work at once: shorter backtraces
- *   SHIM_SKIP=kernel  that kernel does nothing: a broken GPU        SHIM_FAIL=kernel  its launch makes the next wait fail with 719 */
+ *   SHIM_SKIP=kernel  that kernel does nothing: a broken GPU        SHIM_FAIL=kernel  its launch makes the next wait fail with 719
+ *   SHIM_LOST=path    as soon as that file exists every wait fails with 719: a GPU lost while it serves */
 #include "tests/hip/gpu_shim.h"
+
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -90,7 +93,8 @@ int drain()
         item();
     const int error = queue_error;
     queue_error = OK;
-    return error;
+    const char *lost = setting("SHIM_LOST", "");
+    return lost[0] && access(lost, F_OK) == 0 ? LAUNCH_FAILURE : error;
 }
 
 int enqueue(std::function<void()> item)
