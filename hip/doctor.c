@@ -27,6 +27,7 @@ struct report {
     int n_wrong;
     struct error hints[MOST_FINDINGS]; /* what may go better */
     int n_hints;
+    bool opened; /* the GPU works, as far as the system is concerned */
 };
 
 static void line(struct report *r, const char *what, const char *format, ...) __attribute__((format(printf, 3, 4)));
@@ -219,6 +220,7 @@ static void test_device(struct report *r, const char *library)
         wrong(r, "%s", err.text);
         return;
     }
+    r->opened = true;
     const uint64_t left = hip_device_memory_free(d);
     if (r->o->weight_bytes) {
         line(r, "model", "%s of weights, %s free for them and the contexts", memory_text(r->o->weight_bytes).text, memory_text(left).text);
@@ -227,7 +229,7 @@ static void test_device(struct report *r, const char *library)
                   "the model's weights do not fit: close programs, raise the kernel parameter ttm.pages_limit (4 KiB pages), or use a smaller model");
     }
     const uint64_t start = clock_ns();
-    if (hip_selftest(d, r->o->types, &err)) {
+    if (hip_selftest(d, r->o->types, NULL, &err)) {
         line(r, "self-test", "failed");
         wrong(r, "%s", err.text);
     } else {
@@ -280,7 +282,7 @@ int hip_doctor(FILE *out, const struct hip_doctor_options *options)
         fprintf(out, "\nGPU %d can be used: --device hip:%d, or --device auto for the first one\n", options->device, options->device);
     } else {
         fputs("\nThe GPU cannot be used, and the CPU computes (--device cpu, or auto):\n", out);
-        for (int i = 0; i < r.n_wrong; i++)
+        for (int i = r.opened ? system_wrong : 0; i < r.n_wrong; i++)
             fprintf(out, "  - %s\n", r.wrong[i].text);
     }
     for (int i = 0; i < r.n_hints; i++)

@@ -251,7 +251,7 @@ struct backend *backend_open_hip(const struct backend_shape *shape, const struct
     struct hip_device *d = NULL;
     if (check_shape(shape, err) || hip_device_open(&d, options->library, options->device, err))
         return NULL;
-    struct backend *b = options->no_selftest || hip_selftest(d, options->types, err) == 0 ? hip_open_on(d, shape, err) : NULL;
+    struct backend *b = options->no_selftest || hip_selftest(d, options->types, shape, err) == 0 ? hip_open_on(d, shape, err) : NULL;
     if (!b) {
         hip_device_close(d);
         return NULL;

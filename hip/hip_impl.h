@@ -107,14 +107,8 @@ void hip_head(struct backend *b, struct buffer *h, struct weight *norm, struct w
 void hip_mtp_join(struct backend *b, struct buffer *embedding, struct buffer *hidden, struct weight *enorm, struct weight *hnorm,
                   struct weight *eh_proj, struct buffer *h);
 
-/* Proposed operation of engine/backend.h, so that a step's logits need not all be copied (993 KB a row for 248,320): `read` of n * sizeof(struct gpu_top), 528 bytes
- * each, is enough for a request that needs no more than its best k. out[r] (struct gpu_top of hip/kernels/params.h), r < n, is about row r of logits
- * [n][V]; k is 0 to GPU_TOP_MAX (64); `usable` holds a bit for each id, [(V + 31) / 32] 32-bit words, the first id lowest, or is NULL: all. Order,
- * ties and what counts as a logit are the sampler's (key_of in engine/sampler.c), so these give the same tokens from it as from the row:
- *   greedy      no bias, no penalties: k = 1, with n_top alternatives k = max(1, n_top);
- *   top_k > 0   no bias, no penalties, top_k <= 64: k = max(top_k, n_top); top_p, min_p, temperature and the draw look at these k only;
- *   logprobs    logit - max - log(sum); from sums in f32 (about 1e-6), so a request should use either these or the row throughout.
- * With a bias, a penalty, top_k 0 with temperature, or n < k where V is larger, the row itself must be read. */
+/* Order, ties and what counts as a logit are the sampler's (key_of in engine/sampler.c), so that the best give the same tokens from it as the row. 528 bytes are
+ * copied instead of 993 KB for 248,320 logits. */
 void hip_top(struct backend *b, struct buffer *logits, int n, int k, struct buffer *usable, struct buffer *out);
 
 /* The forms that activations are turned into for products, see hip/layout.h. */
@@ -152,8 +146,8 @@ void hip_delta_rule(struct backend *b, int layer, struct buffer *qkv, struct buf
 
 /* ---- selftest.c ---- */
 
-/* Runs every operation against the CPU on random data, with the weight types in `types` (bits 1 << enum block_type; 0: all). -1 with err naming the operation and
- * the ISA. */
-int hip_selftest(struct hip_device *d, uint64_t types, struct error *err);
+/* Runs every operation against the CPU on random data, with the weight types in `types` (bits 1 << enum block_type; 0: all) and the
+ * heads of `like` (NULL: of all sizes that have kernels of their own). -1 with err naming the operation and the ISA. */
+int hip_selftest(struct hip_device *d, uint64_t types, const struct backend_shape *like, struct error *err);
 
 #endif

@@ -1,7 +1,7 @@
 /* The self-test: every operation, with every weight type and both KV types, on random data against the CPU backend. It runs whenever a GPU is opened, so that a
  * broken compiler, driver or chip is found before it answers anybody.
  *
- * Both backends run the same steps: a prompt longer than a grid cell beside a short one, then one row each, then six rows. After every operation the
+ * Both backends run the same steps: a prompt longer than a grid cell beside a short one, then steps of one to eight rows. After every operation the
  * results are compared, and the GPU goes on with the CPU's, so that an error is told by the operation that made it. */
 #include <math.h>
 #include <stdio.h>
@@ -12,11 +12,11 @@
 #include "engine/slot_layout.h"
 #include "hip/hip_impl.h"
 
-enum { D = 256, V = 320, FF = 256, EXPERTS = 4, USED = 2, HK = 1, HV = 2, S = 128, TAPS = 4, CH = 2 * HK * S + HV * S, INNER = HV * S };
-enum { LONG = 70, SHORT = 3, MOST_ROWS = LONG + SHORT, SEQUENCES = 2, STEPS = 3, MOST_PAGES = 2 };
+enum { D = 256, V = 320, FF = 256, EXPERTS = 4, USED = 2, WHOLE = 256 };
+enum { LONG = 70, SHORT = 3, MOST_ROWS = LONG + SHORT, SEQUENCES = 2, MOST_PAGES = 2, STEPS = 9 };
 
-/* Rows that each sequence adds in each step. */
-static const int rows_of[STEPS][SEQUENCES] = {{LONG, SHORT}, {1, 1}, {1, 5}};
+/* Rows that each sequence adds in each step: one sum for each of the products of few rows, and one for those of many. */
+static const int rows_of[STEPS][SEQUENCES] = {{LONG, SHORT}, {1, 0}, {1, 1}, {1, 2}, {2, 2}, {1, 4}, {3, 3}, {6, 1}, {4, 4}};
 
 /* Differences allowed, as a part of a row's largest value. Where an activation lies between two steps of its quantisation, the last bit of a norm decides which it
  * takes; that is one part in a hundred at most. A wrong nibble or scale is far more. */
@@ -90,7 +90,9 @@ struct test {
     const char *arch;
     uint64_t random;
     struct side cpu, gpu;
-    size_t width[B_COUNT]; /* values of a row */
+    int channels, inner;         /* of DeltaNet: CH and HV*S */
+    size_t width[B_COUNT];       /* values of a row */
+    struct buffer *usable, *top; /* of head_top */
     uint8_t *bytes[W_COUNT];
     float *want, *got; /* [MOST_ROWS][widest] */
     int length[SEQUENCES];
@@ -203,14 +205,17 @@ static int make_weights(struct test *t, struct error *err)
     const enum block_type type = t->type;
     const int mix = s->n_heads * s->head_dim, kv = s->n_kv_heads * s->head_dim;
     return make_weight(t, W_EMBD, "embedding", type, D, V, 1, err) || make_vector(t, W_NORM, "norm", D, 1, 0.5F, 1.5F, err) ||
-                   make_weight(t, W_Q, "q", type, D, 2 * mix, 1, err) || make_weight(t, W_K, "k", type, D, kv, 1, err) ||
+                   make_weight(t, W_Q, "q", type, D, s->attn_gated ? 2 * mix : mix, 1, err) || make_weight(t, W_K, "k", type, D, kv, 1, err) ||
                    make_weight(t, W_V, "v", type, D, kv, 1, err) || make_vector(t, W_Q_NORM, "q norm", s->head_dim, 1, 0.5F, 1.5F, err) ||
                    make_vector(t, W_K_NORM, "k norm", s->head_dim, 1, 0.5F, 1.5F, err) || make_weight(t, W_O, "o", type, mix, D, 1, err) ||
-                   make_weight(t, W_U, "qkv", type, D, CH, 1, err) || make_weight(t, W_Z, "z", type, D, INNER, 1, err) ||
-                   make_weight(t, W_BETA, "beta", type, D, HV, 1, err) || make_weight(t, W_ALPHA, "alpha", type, D, HV, 1, err) ||
-                   make_vector(t, W_CONV, "taps", TAPS, CH, -0.7F, 0.7F, err) || make_vector(t, W_DT_BIAS, "dt bias", HV, 1, -1.0F, 1.0F, err) ||
-                   make_vector(t, W_A, "a", HV, 1, -0.6F, -0.1F, err) || make_vector(t, W_DELTA_NORM, "delta norm", S, 1, 0.5F, 1.5F, err) ||
-                   make_weight(t, W_OUT, "out", type, INNER, D, 1, err) || make_weight(t, W_GATE, "gate", type, D, FF, 1, err) ||
+                   make_weight(t, W_U, "qkv", type, D, t->channels, 1, err) || make_weight(t, W_Z, "z", type, D, t->inner, 1, err) ||
+                   make_weight(t, W_BETA, "beta", type, D, s->delta_v_heads, 1, err) ||
+                   make_weight(t, W_ALPHA, "alpha", type, D, s->delta_v_heads, 1, err) ||
+                   make_vector(t, W_CONV, "taps", s->conv_width, t->channels, -0.7F, 0.7F, err) ||
+                   make_vector(t, W_DT_BIAS, "dt bias", s->delta_v_heads, 1, -1.0F, 1.0F, err) ||
+                   make_vector(t, W_A, "a", s->delta_v_heads, 1, -0.6F, -0.1F, err) ||
+                   make_vector(t, W_DELTA_NORM, "delta norm", s->delta_dim, 1, 0.5F, 1.5F, err) ||
+                   make_weight(t, W_OUT, "out", type, t->inner, D, 1, err) || make_weight(t, W_GATE, "gate", type, D, FF, 1, err) ||
                    make_weight(t, W_UP, "up", type, D, FF, 1, err) || make_weight(t, W_DOWN, "down", type, FF, D, 1, err) ||
                    make_vector(t, W_ROUTER, "router", D, EXPERTS, -0.3F, 0.3F, err) ||
                    make_weight(t, W_EXP_GATE, "expert gate", type, D, FF, EXPERTS, err) ||
@@ -339,6 +344,42 @@ static void moe(struct side *s)
     s->b->ops->moe(s->b, s->buf[B_H], s->w[W_NORM], &w, s->buf[B_CHOSEN]);
 }
 
+/* The best of every row of logits, which the CPU has no operation for. Ids with a remainder of 1 by 5 do not count. */
+static int run_top(struct test *t, struct error *err)
+{
+    enum { K = 12 };
+    uint32_t usable[(V + 31) / 32] = {0};
+    struct top_row *rows = alloc_array((size_t)t->n_rows, sizeof *rows);
+    struct backend *b = t->gpu.b;
+    for (int id = 0; id < V; id++)
+        usable[id / 32] |= (uint32_t)(id % 5 != 1) << id % 32;
+    int rc = rows ? b->ops->write(b, t->usable, 0, usable, sizeof usable, err) : error_set(err, "out of memory for the GPU's self-test");
+    if (rc == 0) {
+        b->ops->head_top(b, t->gpu.buf[B_LOGITS], t->n_rows, K, t->usable, t->top);
+        rc = b->ops->read(b, t->top, 0, rows, (size_t)t->n_rows * sizeof *rows, err);
+    }
+    for (int r = 0; rc == 0 && r < t->n_rows; r++) {
+        const float *logits = t->want + (size_t)r * V; /* left there by check() */
+        bool taken[V] = {false};
+        for (int k = 0; rc == 0 && k < K; k++) {
+            int best = -1;
+            for (int id = 0; id < V; id++)
+                if (id % 5 != 1 && !taken[id] && (best < 0 || logits[id] > logits[best]))
+                    best = id;
+            taken[best] = true;
+            if (rows[r].n != K || rows[r].top[k].id != best || memcmp(&rows[r].top[k].logit, &logits[best], sizeof *logits) != 0)
+                rc = differs(t, "head_top", "the best", (size_t)r, (size_t)k, (double)rows[r].top[k].logit, (double)logits[best], err);
+        }
+        double sum = 0;
+        for (int id = 0; id < V; id++)
+            sum += id % 5 != 1 ? exp((double)logits[id] - (double)rows[r].max) : 0;
+        if (rc == 0 && (memcmp(&rows[r].max, &rows[r].top[0].logit, sizeof(float)) != 0 || !(fabs((double)rows[r].sum - sum) <= NEAR_F32 * sum)))
+            rc = differs(t, "head_top", "sum", (size_t)r, 0, (double)rows[r].sum, sum, err);
+    }
+    free(rows);
+    return rc;
+}
+
 static int run_rest(struct test *t, double near, struct error *err)
 {
     int32_t rows[MOST_ROWS];
@@ -352,7 +393,7 @@ static int run_rest(struct test *t, double near, struct error *err)
     if (check(t, "moe", "experts", B_CHOSEN, 0, err) || check(t, "moe", "h", B_H, near, err))
         return -1;
     BOTH(head(s->b, s->buf[B_H], s->w[W_NORM], s->w[W_EMBD], rows, t->n_rows, s->buf[B_NORMED], s->buf[B_LOGITS]));
-    if (check(t, "head", "hidden", B_NORMED, NEAR_F32, err) || check(t, "head", "logits", B_LOGITS, near, err))
+    if (check(t, "head", "hidden", B_NORMED, NEAR_F32, err) || check(t, "head", "logits", B_LOGITS, near, err) || run_top(t, err))
         return -1;
     BOTH(mtp_join(s->b, s->buf[B_X], s->buf[B_NORMED], s->w[W_NORM], s->w[W_NORM], s->w[W_EH_PROJ], s->buf[B_JOINED]));
     return check(t, "mtp_join", "h", B_JOINED, near, err);
@@ -364,16 +405,19 @@ static int run_step(struct test *t, struct error *err)
     int32_t ids[MOST_ROWS];
     struct span spans[SEQUENCES];
     const double near = is_integer(t->type) ? NEAR_QUANT : NEAR_F32;
+    int n_spans = 0;
     t->n_rows = 0;
     for (int q = 0; q < SEQUENCES; q++) {
         const int n = rows_of[t->step][q];
-        spans[q] = (struct span){.row = t->n_rows, .n = n, .pos = t->length[q], .pages = pages[q], .state = SEQUENCES - 1 - q};
+        if (n == 0)
+            continue;
+        spans[n_spans++] = (struct span){.row = t->n_rows, .n = n, .pos = t->length[q], .pages = pages[q], .state = SEQUENCES - 1 - q};
         t->n_rows += n;
         t->length[q] += n;
     }
     for (int i = 0; i < t->n_rows; i++)
         ids[i] = (int32_t)(next_random(t) % V);
-    BOTH(begin(s->b, ids, t->n_rows, spans, SEQUENCES));
+    BOTH(begin(s->b, ids, t->n_rows, spans, n_spans));
     if (fill(t, B_H, err))
         return -1;
     BOTH(embed(s->b, s->w[W_EMBD], s->buf[B_X]));
@@ -417,32 +461,52 @@ static int check_left_behind(struct test *t, struct error *err)
 
 /* ---- one weight type ---- */
 
-static struct backend_shape shape_for(int variant)
+/* How many heads of this size make rows of whole blocks of every type. */
+static int heads_of(int size)
 {
-    const bool wide = variant % 2 == 0;
+    int a = size, b = WHOLE;
+    while (b) {
+        const int rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return WHOLE / a > 2 ? WHOLE / a : 2;
+}
+
+/* The heads and the KV type of `like`, where there is one; otherwise every size that has kernels of its own, and one that has not, in turn. */
+static struct backend_shape shape_for(int variant, const struct backend_shape *like)
+{
+    static const int head_dims[] = {256, 128, 256, 128, 64, 64, 256, 128};
+    const bool attention = like && like->n_kv_layers > 0, delta = like && like->n_delta_layers > 0;
+    const int head_dim = attention ? like->head_dim : head_dims[variant], delta_dim = delta ? like->delta_dim : head_dim == 64 ? 64 : 128;
+    const int heads = heads_of(head_dim), delta_heads = heads_of(delta_dim);
     return (struct backend_shape){
         .n_embd = D,
         .n_vocab = V,
         .norm_eps = 1e-6F,
-        .n_heads = 2,
-        .n_kv_heads = 1,
-        .head_dim = wide ? 256 : 128,
-        .n_rot = wide ? 64 : 128,
-        .rope_theta = 1e6F,
-        .attn_scale = wide ? 0.0625F : 0.088388346F,
-        .attn_gated = true,
+        .n_heads = heads,
+        .n_kv_heads = heads / 2,
+        .head_dim = head_dim,
+        .n_rot = attention         ? like->n_rot
+                 : head_dim == 256 ? 64
+                                   : head_dim,
+        .rope_theta = attention ? like->rope_theta : 1e6F,
+        .attn_scale = 1.0F / sqrtf((float)head_dim),
+        .attn_gated = attention ? like->attn_gated : true,
         .n_kv_layers = 1,
         .n_delta_layers = 1,
-        .delta_k_heads = HK,
-        .delta_v_heads = HV,
-        .delta_dim = S,
-        .conv_width = TAPS,
+        .delta_k_heads = delta_heads / 2,
+        .delta_v_heads = delta_heads,
+        .delta_dim = delta_dim,
+        .conv_width = delta ? like->conv_width : 4,
         .n_experts = EXPERTS,
         .n_experts_used = USED,
         .expert_ff = FF,
         .shared_ff = FF,
         .dense_ff = FF,
-        .kv_type = wide ? KV_F16 : KV_Q8_0,
+        .kv_type = attention                        ? like->kv_type
+                   : variant / 2 % 2 == variant % 2 ? KV_F16
+                                                    : KV_Q8_0,
         .max_rows = MOST_ROWS,
         .max_logit_rows = MOST_ROWS,
     };
@@ -450,10 +514,14 @@ static struct backend_shape shape_for(int variant)
 
 static int make_buffers(struct test *t, struct error *err)
 {
-    const size_t mix = (size_t)(t->shape.n_heads * t->shape.head_dim), kv = (size_t)(t->shape.n_kv_heads * t->shape.head_dim);
-    const size_t width[B_COUNT] = {[B_X] = D,          [B_NORMED] = D,    [B_H] = D,         [B_Q] = 2 * mix, [B_K] = kv,     [B_V] = kv,
-                                   [B_MIX] = mix,      [B_U] = CH,        [B_Z] = INNER,     [B_BETA] = HV,   [B_ALPHA] = HV, [B_QKV] = CH,
-                                   [B_GATES] = 2 * HV, [B_DELTA] = INNER, [B_CHOSEN] = USED, [B_LOGITS] = V,  [B_JOINED] = D};
+    const struct backend_shape *s = &t->shape;
+    const size_t mix = (size_t)(s->n_heads * s->head_dim), kv = (size_t)(s->n_kv_heads * s->head_dim), hv = (size_t)s->delta_v_heads;
+    const size_t ch = (size_t)t->channels, inner = (size_t)t->inner;
+    const size_t width[B_COUNT] = {[B_X] = D,          [B_NORMED] = D,    [B_H] = D,         [B_Q] = s->attn_gated ? 2 * mix : mix,
+                                   [B_K] = kv,         [B_V] = kv,        [B_MIX] = mix,     [B_U] = ch,
+                                   [B_Z] = inner,      [B_BETA] = hv,     [B_ALPHA] = hv,    [B_QKV] = ch,
+                                   [B_GATES] = 2 * hv, [B_DELTA] = inner, [B_CHOSEN] = USED, [B_LOGITS] = V,
+                                   [B_JOINED] = D};
     size_t widest = 0;
     for (int i = 0; i < B_COUNT; i++) {
         t->width[i] = width[i];
@@ -462,6 +530,9 @@ static int make_buffers(struct test *t, struct error *err)
         if (!(t->cpu.buf[i] = t->cpu.b->ops->buffer_new(t->cpu.b, bytes, err)) || !(t->gpu.buf[i] = t->gpu.b->ops->buffer_new(t->gpu.b, bytes, err)))
             return -1;
     }
+    if (!(t->usable = t->gpu.b->ops->buffer_new(t->gpu.b, V / 8 + 8, err)) ||
+        !(t->top = t->gpu.b->ops->buffer_new(t->gpu.b, MOST_ROWS * sizeof(struct top_row), err)))
+        return -1;
     t->want = alloc_array(MOST_ROWS * widest, sizeof *t->want);
     t->got = alloc_array(MOST_ROWS * widest, sizeof *t->got);
     return t->want && t->got ? 0 : error_set(err, "out of memory for the GPU's self-test");
@@ -476,10 +547,12 @@ static int make_slots(struct side *s, struct error *err)
     return 0;
 }
 
-static int run_type(struct hip_device *d, enum block_type type, int variant, struct error *err)
+static int run_type(struct hip_device *d, enum block_type type, int variant, const struct backend_shape *like, struct error *err)
 {
-    struct test t = {.shape = shape_for(variant), .type = type, .random = 88172645463325252u + (uint64_t)variant};
+    struct test t = {.shape = shape_for(variant, like), .type = type, .random = 88172645463325252u + (uint64_t)variant};
     const char *arch = hip_device_info(d)->arch;
+    t.inner = t.shape.delta_v_heads * t.shape.delta_dim;
+    t.channels = 2 * t.shape.delta_k_heads * t.shape.delta_dim + t.inner;
     t.arch = arch[0] ? arch : "the GPU";
     int rc = -1;
     if (!(t.cpu.b = backend_open_cpu(&t.shape, 0, err)) || !(t.gpu.b = hip_open_on(d, &t.shape, err)))
@@ -503,11 +576,11 @@ done:
     return rc;
 }
 
-int hip_selftest(struct hip_device *d, uint64_t wanted, struct error *err)
+int hip_selftest(struct hip_device *d, uint64_t wanted, const struct backend_shape *like, struct error *err)
 {
     static const enum block_type types[] = {BLOCK_Q4_K, BLOCK_Q6_K, BLOCK_Q5_K, BLOCK_Q8_0, BLOCK_Q4_0, BLOCK_F16, BLOCK_BF16, BLOCK_F32};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
-        if ((wanted == 0 || (wanted >> types[i] & 1)) && run_type(d, types[i], (int)i, err))
+        if ((wanted == 0 || (wanted >> types[i] & 1)) && run_type(d, types[i], (int)i, like, err))
             return -1;
     return 0;
 }
