@@ -33,3 +33,16 @@ $(BUILD)/hip/libamdhip64-emu.so: $(EMU_OBJ)
 
 HIP_STANDINS += $(BUILD)/hip/libamdhip64-emu.so
 DEPS += $(EMU_OBJ:.o=.d)
+
+# ---- the emulator's own test: its kernels for one target of each kind ----
+
+EMU_TEST_TARGETS = gfx1100 gfx1152 gfx1201
+ifneq ($(HIP_CC),)
+EMU_TEST_OBJECTS = $(EMU_TEST_TARGETS:%=$(BUILD)/hip/emu_kernels_%.hsaco)
+$(BUILD)/hip/emu_kernels_%.hsaco: tests/hip/emu_kernels.hip
+	@mkdir -p $(@D)
+	$(HIP_CC) $(HIP_FLAGS) --offload-arch=$* -MMD -MP -MF $@.d -MT $@ -o $@ $<
+$(BUILD)/tests/hip/test_emulator: | $(EMU_TEST_OBJECTS) $(BUILD)/hip/libamdhip64-emu.so
+HIP_STANDINS += $(EMU_TEST_OBJECTS)
+DEPS += $(EMU_TEST_OBJECTS:=.d)
+endif

@@ -104,12 +104,12 @@ static uint64_t symbol(const uint8_t *elf, const char *name, uint64_t *bytes)
 
 /* ---- LLVM's tools ---- */
 
-/* Opens a pipe from `tool arguments elf`. The tool's name may be given in the environment. */
-static FILE *open_tool(const struct module *m, const char *variable, const char *usual, const char *arguments)
+/* Opens a pipe from `tool arguments elf`, the tool being that of LLVM 19 or a newer one; the environment may name another. */
+static FILE *open_tool(const struct module *m, const char *variable, const char *tool, const char *arguments)
 {
     char command[512];
-    const char *tool = getenv(variable);
-    const int n = snprintf(command, sizeof command, "%s %s /proc/%d/fd/%d", tool ? tool : usual, arguments, (int)getpid(), m->file);
+    const int n = snprintf(command, sizeof command, "t=${%s:-$(command -v %s-19 || command -v %s-20 || command -v %s-21 || echo %s)}; exec $t %s /proc/%d/fd/%d",
+                           variable, tool, tool, tool, tool, arguments, (int)getpid(), m->file);
     return n > 0 && (size_t)n < sizeof command ? popen(command, "r") : NULL;
 }
 
@@ -170,7 +170,7 @@ static void read_note_line(struct module *m, const char *line, char arch[64])
 static int read_notes(struct module *m, char arch[64])
 {
     char line[512];
-    FILE *f = open_tool(m, "EMU_READELF", "llvm-readelf-19", "--notes");
+    FILE *f = open_tool(m, "EMU_READELF", "llvm-readelf", "--notes");
     m->kernels = calloc(MAX_KERNELS, sizeof *m->kernels);
     if (!f || !m->kernels) {
         if (f)
@@ -252,7 +252,7 @@ int emu_kernel_decode(struct kernel *k)
         return 0;
     snprintf(arguments, sizeof arguments, "-d --start-address=0x%llx --stop-address=0x%llx", (unsigned long long)k->begin,
              (unsigned long long)k->end);
-    FILE *f = open_tool(k->module, "EMU_OBJDUMP", "llvm-objdump-19", arguments);
+    FILE *f = open_tool(k->module, "EMU_OBJDUMP", "llvm-objdump", arguments);
     if (!f)
         return -1;
     int rc = 0;

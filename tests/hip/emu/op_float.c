@@ -195,6 +195,23 @@ static inline float mantissa_of(float a)
 }
 FLOAT1(v_frexp_mant_f32, mantissa_of(a))
 
+/* gfx12: the same approximations of a scalar register. */
+#define SCALAR_TRANS(name, expr)                                                                                                                   \
+    BEGIN(name)                                                                                                                                    \
+    {                                                                                                                                              \
+        lanes room;                                                                                                                                \
+        const float a = source_f(w, in, 1, room)[0];                                                                                               \
+        set_scalar(w, in, 0, as_word(expr));                                                                                                       \
+        return in + 1;                                                                                                                             \
+    }
+#define SCALAR_TRANSES(X)                                                                                                                          \
+    X(v_s_exp_f32, exp2_of(flushed(a)))                                                                                                            \
+    X(v_s_log_f32, log2_of(a))                                                                                                                     \
+    X(v_s_rcp_f32, reciprocal(a))                                                                                                                  \
+    X(v_s_rsq_f32, reciprocal_root(a))                                                                                                             \
+    X(v_s_sqrt_f32, sqrtf(flushed(a)))
+SCALAR_TRANSES(SCALAR_TRANS)
+
 BEGIN(v_ldexp_f32)
 {
     FLOATS(1, a);
@@ -261,7 +278,8 @@ BEGIN(v_div_fmas_f32)
     float_lanes r;
     for (int l = 0; l < LANES; l++) {
         const float x = fmaf(lanes_a[l], lanes_b[l], lanes_c[l]);
-        r[l] = !(undo >> l & 1) ? x : scaled(x, exponent_of(lanes_c[l]) > 127 ? 64 : -64);
+        const double exact = (double)lanes_a[l] * (double)lanes_b[l] + (double)lanes_c[l]; /* a quotient that becomes a denormal is rounded once */
+        r[l] = !(undo >> l & 1) ? x : (float)(exact * (exponent_of(lanes_c[l]) > 127 ? 0x1p64 : 0x1p-64));
     }
     put_f(w, in, r);
     return in + 1;
@@ -279,8 +297,10 @@ static inline float div_fixup(float q, float den, float num)
         return as_float(0xffc00000u);
     if (den == 0.0f || num_inf)
         return as_float(sign | 0x7f800000u);
-    if (den_inf || num == 0.0f)
+    if (den_inf || num == 0.0f || exponent_of(num) - exponent_of(den) < -150)
         return as_float(sign);
+    if (q != q) /* what v_div_scale could not save: an overflow */
+        return as_float(sign | 0x7f800000u);
     return as_float(sign | (as_word(q) & 0x7fffffffu));
 }
 FLOAT3(v_div_fixup_f32, div_fixup(a, b, c))
@@ -393,7 +413,7 @@ BEGIN(v_cvt_i32_f64)
 #define F64(name)        ALSO(name, name, OP_VALU, OPF_F64)
 
 const struct op EMU_TABLE(emu_float)[] = {
-    OPS1(VALU) TRANS1(TRANS) OPS2(VALU) OPS3(VALU) TO_FLOAT(VALU) TO_WORD(VALU)
+    OPS1(VALU) TRANS1(TRANS) SCALAR_TRANSES(TRANS) OPS2(VALU) OPS3(VALU) TO_FLOAT(VALU) TO_WORD(VALU)
     VALU(v_fmac_f32) VALU(v_frexp_mant_f32) VALU(v_ldexp_f32)
     ALSO(v_max_num_f32, v_max_f32, OP_VALU, 0) ALSO(v_min_num_f32, v_min_f32, OP_VALU, 0)
     ALSO(v_max3_num_f32, v_max3_f32, OP_VALU, 0) ALSO(v_min3_num_f32, v_min3_f32, OP_VALU, 0)

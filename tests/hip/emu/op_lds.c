@@ -6,22 +6,22 @@
 
 /* ---- addresses ---- */
 
-/* Addresses from operand 0 or 1 plus offset; all lanes that are on may touch `bytes` there, or the kernel stops. */
+/* Addresses from operand k plus offset, modulo 2^32 (the compiler makes use of that: a negative register, a larger offset); all lanes that are on may touch
+ * `bytes` there, or the kernel stops. */
 static inline void lds_addresses(struct wave *w, const struct insn *in, int k, uint32_t offset, uint32_t bytes, uint32_t to[LANES])
 {
     lanes room;
     const uint32_t *v = source(w, in, k, room);
     const uint32_t exec = exec_of(w);
     struct group *g = w->group;
-    uint32_t highest = 0, wrapped = 0;
+    uint32_t highest = 0;
     for (int l = 0; l < LANES; l++) {
         const uint32_t on = 0u - (exec >> l & 1), a = (v[l] + offset) & on;
         to[l] = a;
         highest = a > highest ? a : highest;
-        wrapped |= a < offset ? on : 0;
     }
     g->bytes_lds += (uint64_t)__builtin_popcount(exec) * bytes;
-    if (__builtin_expect(exec && (wrapped || highest > g->lds_bytes || g->lds_bytes - highest < bytes), 0))
+    if (__builtin_expect(exec && (highest > g->lds_bytes || g->lds_bytes - highest < bytes), 0))
         emu_fault_lds(w, in, v, offset, bytes);
 }
 

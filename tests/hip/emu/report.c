@@ -158,9 +158,9 @@ void emu_fault_lds(struct wave *w, const struct insn *in, const uint32_t *addres
     const uint32_t limit = w->group->lds_bytes;
     for (uint32_t rest = w->s[S_EXEC]; rest; rest &= rest - 1) {
         const int l = __builtin_ctz(rest);
-        const uint64_t at = (uint64_t)address[l] + offset;
-        if (at + bytes > limit)
-            emu_fault(w, in, "lane %d touches %u bytes at 0x%llx of LDS, which has %u bytes", l, bytes, (unsigned long long)at, limit);
+        const uint32_t at = address[l] + offset;
+        if (at > limit || limit - at < bytes)
+            emu_fault(w, in, "lane %d touches %u bytes at 0x%x of LDS, which has %u bytes", l, bytes, at, limit);
     }
     emu_fault(w, in, "LDS address out of range");
 }
