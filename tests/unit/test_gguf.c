@@ -634,6 +634,43 @@ static void file_refused(const char *name, const char *words)
         fail_msg("the message is: %s\nbut should have in it: %s", err.text, words);
 }
 
+static void forgotten_tensors_can_still_be_read(void **state)
+{
+    (void)state;
+    struct gguf *g = NULL;
+    struct error err = {""};
+    if (gguf_open(&g, "tests/data/tiny-qwen35moe-q8_0.gguf", &err))
+        fail_msg("%s", err.text);
+    for (size_t i = 0; i < gguf_tensor_count(g); i++) {
+        const struct gguf_tensor *t = gguf_tensor_at(g, i);
+        uint8_t *before = malloc(t->bytes);
+        assert_non_null(before);
+        memcpy(before, t->data, t->bytes);
+        gguf_forget(g, t);
+        assert_memory_equal(t->data, before, t->bytes);
+        free(before);
+    }
+    gguf_close(g);
+
+    /* Memory that is not a file's must never be given back: it would read as zeros. */
+    static _Alignas(4096) uint8_t image[1 << 20];
+    FILE *f = fopen("tests/data/tiny-qwen3-q8_0.gguf", "rb");
+    assert_non_null(f);
+    const size_t size = fread(image, 1, sizeof image, f);
+    assert_true(feof(f));
+    fclose(f);
+    assert_int_equal(gguf_open_bytes(&g, image, size, &err), 0);
+    for (size_t i = 0; i < gguf_tensor_count(g); i++)
+        gguf_forget(g, gguf_tensor_at(g, i));
+    const struct gguf_tensor *t = gguf_tensor(g, "token_embd.weight");
+    assert_non_null(t);
+    int zeros = 0;
+    for (uint64_t i = 0; i < t->bytes; i++)
+        zeros += t->data[i] == 0;
+    assert_true(zeros < (int)t->bytes / 4);
+    gguf_close(g);
+}
+
 static void all_parts_of_a_split_model_are_read(void **state)
 {
     (void)state;
@@ -772,6 +809,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(parts_that_do_not_belong_together_are_refused, make_directory, remove_directory),
         cmocka_unit_test_setup_teardown(a_name_with_one_part_needs_no_others, make_directory, remove_directory),
         cmocka_unit_test_setup_teardown(what_is_no_regular_file_is_refused_at_once, make_directory, remove_directory),
+        cmocka_unit_test(forgotten_tensors_can_still_be_read),
         cmocka_unit_test(every_model_file_of_the_tests_opens),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
