@@ -28,10 +28,12 @@ int hip_delta_open(struct hip *h, struct error *err)
     if (sh->n_delta_layers == 0)
         return 0;
     if (sh->delta_dim < 16 || sh->delta_dim > DIM_MAX || sh->delta_dim % 16 != 0)
-        return error_set(err, "the GPU's DeltaNet kernels take heads of 16, 32 .. %d channels, and this model's have %d: run it on the CPU (backend cpu)",
+        return error_set(err,
+                         "the GPU's DeltaNet kernels take heads of 16, 32 .. %d channels, and this model's have %d: run it on the CPU (backend cpu)",
                          DIM_MAX, sh->delta_dim);
     if (sh->conv_width < 2 || sh->conv_width > WIDTH_MAX)
-        return error_set(err, "the GPU's DeltaNet kernels take convolutions of 2 .. %d taps, and this model's have %d: run it on the CPU (backend cpu)",
+        return error_set(err,
+                         "the GPU's DeltaNet kernels take convolutions of 2 .. %d taps, and this model's have %d: run it on the CPU (backend cpu)",
                          WIDTH_MAX, sh->conv_width);
     return 0;
 }
@@ -57,8 +59,8 @@ static bool check_weight(struct hip *h, const char *what, const struct weight *w
     const enum block_type type = w->desc.type;
     if (type == BLOCK_F32 || type == BLOCK_F16 || type == BLOCK_BF16)
         return true;
-    hip_device_fail(h->dev, "%s: weight %s is of type %s, but the GPU reads F32, F16 and BF16 here: run the model on the CPU (backend cpu)", what, w->name,
-                    block_info((uint32_t)type)->name);
+    hip_device_fail(h->dev, "%s: weight %s is of type %s, but the GPU reads F32, F16 and BF16 here: run the model on the CPU (backend cpu)", what,
+                    w->name, block_info((uint32_t)type)->name);
     return false;
 }
 
@@ -100,7 +102,8 @@ void hip_delta_conv(struct backend *b, int layer, struct buffer *u, struct buffe
     for (int i = 0; i < h->step.n_spans; i++)
         longest = h->spans[i].n > longest ? h->spans[i].n : longest;
     const unsigned heads = (unsigned)(2 * sh->delta_k_heads + sh->delta_v_heads);
-    HIP_LAUNCH(h->dev, delta_conv, (heads + CONV_HEADS - 1) / CONV_HEADS, ((unsigned)longest + CONV_ROWS - 1) / CONV_ROWS, (unsigned)h->step.n_spans, p);
+    HIP_LAUNCH(h->dev, delta_conv, (heads + CONV_HEADS - 1) / CONV_HEADS, ((unsigned)longest + CONV_ROWS - 1) / CONV_ROWS, (unsigned)h->step.n_spans,
+               p);
 }
 
 /* ---- delta_rule ---- */
