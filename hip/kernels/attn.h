@@ -140,8 +140,7 @@ template <int DIM, int TILES, bool Q8, bool WHOLE> struct attn_kind {
         columns = DIM / 64, /* channels of a lane in operand A of the values: WMMA tiles of a wave */
         steps = DIM / 16,
         blocks = DIM / 32,
-        ahead = TILES == 1 ? 4 : 2, /* steps of 16 channels whose keys are loaded before they are needed */
-        gather = 1, /* steps whose queries may wait in registers */
+        ahead = TILES == 1 ? 6 : 3, /* steps of 16 channels whose keys are loaded before they are needed */
         pass = Q8 ? 2 : columns,    /* WMMA tiles of values that share operand B */
         row_bytes = Q8 ? 34 * blocks : 2 * DIM,
         value_words = Q8 ? 1 : columns / 2, /* a token's values in a lane */
@@ -274,6 +273,8 @@ template <class K> DEV void attn_score_step(const struct attn_shared<K> *sh, wmm
     {
         s[t] = wmma_f16(key, attn_load_halves(&sh->q[t][0][query][at]), s[t]);
         s[t] = wmma_f16(key, attn_load_halves(&sh->q[t][1][query][at]), s[t]);
+        if (t + 1 < K::tiles)
+            attn_issue_loads();
     }
 }
 
@@ -284,23 +285,15 @@ template <class K> DEV void attn_scores_f16(const struct attn_mix_params &p, con
         ATTN_LOOP for (int kk = 0; kk < p.head_dim / 16; kk++)
             attn_score_step<K>(sh, attn_load_halves(key + 16 * kk), kk, s);
     } else {
-        wmma_h_t next[K::ahead], now[K::ahead];
-        ATTN_UNROLL for (int i = 0; i < K::ahead; i++)
-            next[i] = attn_load_halves(key + 16 * i);
-        ATTN_UNROLL for (int kk = 0; kk < K::steps; kk += K::ahead)
+        wmma_h_t ahead[K::ahead];
+        ATTN_UNROLL for (int kk = 0; kk < K::ahead; kk++)
+            ahead[kk] = attn_load_halves(key + 16 * kk);
+        ATTN_UNROLL for (int kk = 0; kk < K::steps; kk++)
         {
-            ATTN_UNROLL for (int i = 0; i < K::ahead; i++)
-            {
-                now[i] = next[i];
-                if (kk + K::ahead < K::steps)
-                    next[i] = attn_load_halves(key + 16 * (kk + K::ahead + i));
-            }
-            ATTN_UNROLL for (int i = 0; i < K::ahead; i++)
-            {
-                if (i % K::gather == 0)
-                    attn_issue_loads();
-                attn_score_step<K>(sh, now[i], kk + i, s);
-            }
+            attn_issue_loads();
+            attn_score_step<K>(sh, ahead[kk % K::ahead], kk, s);
+            if (kk + K::ahead < K::steps)
+                ahead[kk % K::ahead] = attn_load_halves(key + 16 * (kk + K::ahead));
         }
     }
 }
@@ -310,6 +303,7 @@ template <class K> DEV void attn_score_block(const struct attn_shared<K> *sh, wm
 {
     f32x8_t c[K::tiles] = {};
     attn_score_step<K>(sh, attn_operand_of_bytes(low), 2 * block, c);
+    attn_issue_loads();
     attn_score_step<K>(sh, attn_operand_of_bytes(high), 2 * block + 1, c);
     const f32x4_t d[2] = {load_f32x4(&sh->d_k[block][token]), load_f32x4(&sh->d_k[block][token + 4])};
     ATTN_UNROLL for (int t = 0; t < K::tiles; t++)
@@ -326,22 +320,16 @@ DEV void attn_scores_q8(const struct attn_mix_params &p, const struct attn_share
         ATTN_LOOP for (int b = 0; b < p.head_dim / 32; b++)
             attn_score_block<K>(sh, attn_load_bytes(key + 34 * b), attn_load_bytes(key + 34 * b + 16), b, token, s);
     } else {
-        wmma_i8_t next[K::ahead], now[K::ahead];
-        ATTN_UNROLL for (int i = 0; i < K::ahead; i++)
-            next[i] = attn_load_bytes(key + 34 * (i / 2) + 16 * (i % 2));
-        ATTN_UNROLL for (int b = 0; b < K::blocks; b += K::ahead / 2)
+        wmma_i8_t ahead[2][2];
+        ATTN_UNROLL for (int i = 0; i < 4; i++)
+            ahead[i / 2][i % 2] = attn_load_bytes(key + 34 * (i / 2) + 16 * (i % 2));
+        ATTN_UNROLL for (int b = 0; b < K::blocks; b++)
         {
-            ATTN_UNROLL for (int i = 0; i < K::ahead; i++)
-            {
-                now[i] = next[i];
-                if (b + K::ahead / 2 < K::blocks)
-                    next[i] = attn_load_bytes(key + 34 * (b + K::ahead / 2 + i / 2) + 16 * (i % 2));
-            }
-            ATTN_UNROLL for (int i = 0; i < K::ahead / 2; i++)
-            {
-                attn_issue_loads();
-                attn_score_block<K>(sh, now[2 * i], now[2 * i + 1], b + i, token, s);
-            }
+            attn_issue_loads();
+            attn_score_block<K>(sh, ahead[b % 2][0], ahead[b % 2][1], b, token, s);
+            if (b + 2 < K::blocks)
+                ATTN_UNROLL for (int i = 0; i < 2; i++)
+                    ahead[b % 2][i] = attn_load_bytes(key + 34 * (b + 2) + 16 * i);
         }
     }
 }
