@@ -43,8 +43,9 @@ void hip_tile(struct hip *h, const struct weight *w, const void *act, int n_rows
 {
     struct tile_kernel k = kernel_of((enum block_type)w->gpu.type);
     size_t stride = hip_act_row_bytes(hip_act_of((enum block_type)w->gpu.type), w->gpu.n_in);
-    /* The kernels reckon with 32 bits inside the rows of x and inside the weight rows of one workgroup. */
-    if (!k.known || n_rows < 1 || stride > UINT32_MAX / (size_t)n_rows || w->gpu.row_stride > UINT32_MAX / (uint64_t)k.out) {
+    /* The kernels reckon with 32 bits inside x, inside y and inside the weight rows of one workgroup. */
+    if (!k.known || n_rows < 1 || stride > UINT32_MAX / (size_t)n_rows || (size_t)w->gpu.n_out > UINT32_MAX / sizeof *y / (size_t)n_rows ||
+        w->gpu.row_stride > UINT32_MAX / (uint64_t)k.out) {
         hip_device_fail(h->dev, "%s: no GPU kernel for a product of %s [%d][%d] with %d rows", w->name, block_info((uint32_t)w->gpu.type)->name,
                         w->gpu.n_out, w->gpu.n_in, n_rows);
         return;

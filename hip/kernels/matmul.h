@@ -635,6 +635,70 @@ template <class W, int N> DEV void carry_store(const struct tile_carry<N> *c, st
     }
 }
 
+/* ---- where rows come from and results go ---- */
+
+/* Rows in the order of the step. */
+struct tile_all_rows {
+    int first;
+    TILE_METHOD int operator()(int r) const
+    {
+        return first + r;
+    }
+};
+
+/* To y [..][n_out], below 4 GiB. */
+struct tile_store {
+    float *y;
+    int first, n_out, add;
+    TILE_METHOD float *at(int r, int o) const
+    {
+        return (float *)((uint8_t *)y + ((uint32_t)(first + r) * (uint32_t)n_out + (uint32_t)o) * 4);
+    }
+    TILE_METHOD void operator()(int r, int o, float v, float) const
+    {
+        float *p = at(r, o);
+        *p = add ? *p + v : v;
+    }
+};
+
+/* A lane's results, column o: eight rows of each of N WMMA tiles. */
+template <int M, int N, class OUT> DEV void tile_results(const struct tile_job *job, int o, const f32x8_t (&y)[M][N], OUT out)
+{
+    if (o >= job->n_out)
+        return;
+    TILE_UNROLL
+    for (int n = 0; n < N; n++) {
+        TILE_UNROLL
+        for (int i = 0; i < 8; i++) {
+            int r = 16 * n + (int)wmma_c_row((uint32_t)i);
+            if (r < job->n_rows)
+                out(r, o, y[0][n][i], y[M - 1][n][i]);
+        }
+    }
+}
+
+/* What is added to is read eight at a time, not one after the other. */
+template <int N> DEV void tile_results(const struct tile_job *job, int o, const f32x8_t (&y)[1][N], struct tile_store out)
+{
+    if (o >= job->n_out)
+        return;
+    TILE_UNROLL
+    for (int n = 0; n < N; n++) {
+        float old[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+        if (out.add) {
+            TILE_UNROLL
+            for (int i = 0; i < 8; i++)
+                old[i] = *out.at(tile_min(16 * n + (int)wmma_c_row((uint32_t)i), job->n_rows - 1), o);
+        }
+        TILE_UNROLL
+        for (int i = 0; i < 8; i++) {
+            int r = 16 * n + (int)wmma_c_row((uint32_t)i);
+            if (r < job->n_rows)
+                *out.at(r, o) = out.add ? old[i] + y[0][n][i] : y[0][n][i];
+        }
+    }
+}
+
 /* ---- the tile ---- */
 
 /* N WMMA tiles of 16 rows; M matrices of the same type and shape (2: gate and up). rows(r), r < n_rows: index of the tile's row r among x's rows. out(r, o, y0, y1):
@@ -709,16 +773,7 @@ template <class W, int M, int N, class ROWS, class OUT> DEV void tile_of(struct 
         sync_threads();
     }
 
-    int o = job->o0 + wave_o;
-    TILE_UNROLL
-    for (int n = 0; n < N; n++) {
-        TILE_UNROLL
-        for (int i = 0; i < 8; i++) {
-            int r = 16 * n + (int)wmma_c_row((uint32_t)i);
-            if (r < job->n_rows && o < job->n_out)
-                out(r, o, y[0][n][i], y[M - 1][n][i]);
-        }
-    }
+    tile_results(job, job->o0 + wave_o, y, out);
 }
 
 template <class ROWS> struct tile_rows_from {
@@ -881,24 +936,6 @@ template <class W, class ROWS, class OUT> DEV void float_tile(const struct tile_
 }
 
 /* ---- kernels: y [n_rows][n_out] (+)= w * x; grid [row tiles][output tiles], so that the row tiles of one weight tile run together ---- */
-
-struct tile_all_rows {
-    int first;
-    TILE_METHOD int operator()(int r) const
-    {
-        return first + r;
-    }
-};
-
-struct tile_store {
-    float *y;
-    int first, n_out, add;
-    TILE_METHOD void operator()(int r, int o, float v, float) const
-    {
-        float *p = y + ((size_t)(uint32_t)(first + r) * (uint32_t)n_out + (uint32_t)o);
-        *p = add ? *p + v : v;
-    }
-};
 
 /* Rows first .. of the step, outputs o0 .. of the matrix. */
 DEV void tile_job_of(struct tile_job *job, const struct tile_params *p, int first, int max_rows, int o0)
