@@ -6,13 +6,16 @@ import { existsSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { spawnSync } from 'node:child_process';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
-import { Server, root } from './server.mjs';
+import { Server, longText, root } from './server.mjs';
 
 const program = process.env.BEDSIDE ?? 'build/bedside';
 const shim = join(root, dirname(program), 'hip', 'libamdhip64-shim.so');
 const doctor = spawnSync(join(root, program), ['doctor'], { encoding: 'utf8' });
 const skip = !existsSync(shim) ? 'no stand-in for the runtime library in this build' : /no GPU kernels/.test(doctor.stdout) ? 'built without GPU kernels' : false;
 const gpu = ['--hip-library', shim, '--context', '512', '--max-running', '2', '--prefill-chunk', '64'];
+
+const emulator = join(root, dirname(program), 'hip', 'libamdhip64-emu.so');
+const skipEmulator = skip || (!existsSync(emulator) ? 'no emulator in this build' : !/kernels for .*gfx1152/.test(doctor.stdout) ? 'no kernels for gfx1152 in this build' : false);
 
 const folder = mkdtempSync(join(tmpdir(), 'bedside-device-'));
 after(async () => {
@@ -22,8 +25,8 @@ after(async () => {
 
 const request = { messages: [{ role: 'user', content: 'Hello' }], temperature: 0, max_tokens: 4, chat_template_kwargs: { enable_thinking: false } };
 
-async function answer(server) {
-    return (await server.client.chat.completions.create(request)).choices[0].message.content;
+async function answer(server, body = request) {
+    return (await server.client.chat.completions.create(body)).choices[0].message.content;
 }
 
 test('a server on the GPU gives the answer of the CPU; when the GPU is lost requests fail, health goes on and the server ends when told', { skip }, async () => {
@@ -49,6 +52,17 @@ test('a server on the GPU gives the answer of the CPU; when the GPU is lost requ
     assert.match(server.log, /719/);
     const end = await server.terminate();
     assert.equal(end.code, 0, JSON.stringify(end));
+});
+
+test('the machine code of gfx1152, emulated, answers a chat as the CPU does, from a prompt of more than two grid cells too', { skip: skipEmulator }, async () => {
+    const long = { ...request, messages: [{ role: 'user', content: longText(150) + 'Hello' }] };
+    const cpu = await Server.start(['--device', 'cpu']);
+    const expected = [await answer(cpu), await answer(cpu, long)];
+    await cpu.stop();
+    const server = await Server.start([...gpu, '--hip-library', emulator, '--device', 'hip']);
+    const got = await Promise.all([answer(server), answer(server, long)]);
+    assert.deepEqual(got, expected);
+    await server.stop();
 });
 
 test('a GPU that computes wrong numbers: auto serves on the CPU and says why, hip ends at start-up', { skip }, async () => {
