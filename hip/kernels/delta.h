@@ -1,13 +1,13 @@
 /* hip/kernels/delta.h: the gated DeltaNet, spec/qwen35moe.md section 7, in the chunked form that engine/backend.h states.
  *
- * delta_conv: a wave has one head of up to CONV_ROWS rows of a span. The wave with the span's first rows is the only one that reads the slot's history,
- * and it overwrites the history when it has read it; CONV_ROWS is no less than the taps before a row's own.
+ * delta_conv: a wave has one head of up to CONV_ROWS rows of a span. The wave with the span's first rows is the only one that reads the slot's
+ * history, and it overwrites the history when it has read it; CONV_ROWS is no less than the taps before a row's own.
  *
- * delta_rule: a workgroup has one value head of one span and works off the span's grid cells in order. Wave w owns rows 8w .. 8w+7 of the cell; its lanes
- * own four columns each of the head (of every 128 columns, should the head have more). In a cell:
+ * delta_rule: a workgroup has one value head of one span and works off the span's grid cells in order. Wave w owns rows 8w .. 8w+7 of the cell;
+ * its lanes own four columns each of the head (of every 128 columns, should the head have more). In a cell:
  *   dots      k_t.k_s and q_t.k_s with their decay and beta, for the new rows t and all rows s up to t, into SHARED `coef`;
  *   products  k_t M0 and q_t M0 of the wave's new rows: one read of M0 for both and for all eight rows;
- *   stages    for each block of eight rows in order: its wave solves for U inside the block and publishes U, the waves after it take that off their rows;
+ *   stages    for each block of eight rows in order: its wave solves for U inside the block and publishes U, the waves after it take that off;
  *   fold      when the cell is full: M0 = e^G M0 + sum_t e^(G - G_t) k_t^T U_t.
  * One row of decode goes the same way as 64 of prefill. Each sum runs over the same terms in the same order whatever the rows beside it:
  *   products  i in order, one chain of fused multiply-adds;
@@ -15,8 +15,12 @@
  *   stages    one chain for each block of eight s; then the chains in order, the row's own block last;
  *   fold      t in order, one chain.
  *
- * A row's k comes from the slot if the row is older than the step, else from qkv: the heads that share a key head do not wait for each other, and none
- * may write keys that another still reads. A span inside one cell writes rows that nobody reads (delta_rule does it), others go through delta_keep. */
+ * A row's k comes from the slot if the row is older than the step, else from qkv: the heads that share a key head do not wait for each other, and
+ * none may write keys that another still reads. A span inside one cell writes rows that nobody reads (delta_rule does it), others go through
+ * delta_keep.
+ *
+ * Cost with the 35B's heads, counted on the emulator for gfx1152: 64 rows of a cell are 3.4 million vector instructions (2.1 million of them dual),
+ * 3300 cycles a row of eight compute units; one row of decode reads M0 once, at most eight rows of it ahead. */
 #ifndef BEDSIDE_HIP_KERNELS_DELTA_H
 #define BEDSIDE_HIP_KERNELS_DELTA_H
 
@@ -48,7 +52,8 @@ enum { DELTA_F32 = 0, DELTA_F16 = 1, DELTA_BF16 = 30 };
 
 /* ---- small things ---- */
 
-/* x, from here on as if it came from nowhere: conditions on it are worked out where they are used and do not fill the scalar registers of the whole kernel. */
+/* x, from here on as if it came from nowhere: conditions on it are worked out where they are used and do not fill the scalar registers of the whole
+ * kernel. */
 DEV int delta_fresh(int x)
 {
 #ifndef BEDSIDE_GPU_SHIM
@@ -181,7 +186,8 @@ DEV void conv_gates(const struct delta_conv_params &p, int row, int head)
 {
     const size_t at = (size_t)row * (size_t)p.v_heads + (size_t)head, to = (size_t)row * 2 * (size_t)p.v_heads + (size_t)head;
     p.gates[to] = 1.0f / (1.0f + gpu_expf(-p.beta_raw[at]));
-    p.gates[to + (size_t)p.v_heads] = delta_value(&p.a, p.a.data, head) * delta_softplus(p.alpha_raw[at] + delta_value(&p.dt_bias, p.dt_bias.data, head));
+    const float x = p.alpha_raw[at] + delta_value(&p.dt_bias, p.dt_bias.data, head);
+    p.gates[to + (size_t)p.v_heads] = delta_value(&p.a, p.a.data, head) * delta_softplus(x);
 }
 
 /* The address of the raw row `back` rows after the span's first (before it: negative), or 0 before the sequence's. */
@@ -195,7 +201,8 @@ DEV uint64_t conv_source(const struct delta_conv_params &p, const struct gpu_spa
 
 /* Steps 2 to 5 for rows first .. last-1 of the span and the head that begins at channel `at`. FAST: four f32 taps, held in registers, and at most 128
  * channels. */
-template <bool FAST> DEV void conv_head(const struct delta_conv_params &p, const struct gpu_span &span, const float *ring, int head, int first, int last)
+template <bool FAST>
+DEV void conv_head(const struct delta_conv_params &p, const struct gpu_span &span, const float *ring, int head, int first, int last)
 {
     enum { PARTS = FAST ? 1 : 2 };
     const int lane = (int)lane_id(), at = head * p.dim;
@@ -275,8 +282,8 @@ struct alignas(16) delta_shared {
 };
 static_assert(32 * DELTA_TURNED >= 2 * DELTA_BLOCK * DELTA_COLUMNS, "room for two blocks");
 
-/* What stays in registers from one part of the kernel to the next: one value head of a span, rows t0 .. t0+n-1 of the cell in work, which are rows row ..
- * row+n-1 of the step, and the wave. Everything else is made again where it is used: scalar registers are few. */
+/* What stays in registers from one part of the kernel to the next: one value head of a span, rows t0 .. t0+n-1 of the cell in work, which are rows
+ * row .. row+n-1 of the step, and the wave. Everything else is made again where it is used: scalar registers are few. */
 struct delta_place {
     uint64_t state;
     int head, key_head, row, t0, n, wave;
@@ -284,7 +291,7 @@ struct delta_place {
 
 /* The head's arrays and their steps. */
 struct delta_cell {
-    const float *qkv; /* at the head's q of row 0; k is k_row floats further, v v_at */
+    const float *qkv;     /* at the head's q of row 0; k is k_row floats further, v v_at */
     float *m, *k, *u, *g; /* the slot's, at this head */
     int v_at, channels, dim, k_row, v_row, v_heads, row, t0, n;
 };
@@ -362,8 +369,8 @@ DEV struct delta_block delta_block_of(const struct delta_place &place)
     return {first, lo, hi, lo < hi ? (1 << (hi - first)) - (1 << (lo - first)) : 0};
 }
 
-/* Where the block's q and k are: `q` is row lo's, `row[r]` how many bytes further row r's is. Rows that are not new are stood in for by the nearest that is, so
- * that there is something to read; what is made of them is not kept. */
+/* Where the block's q and k are: `q` is row lo's, `row[r]` how many bytes further row r's is. Rows that are not new are stood in for by the nearest
+ * that is, so that there is something to read; what is made of them is not kept. */
 struct delta_sources {
     const float *q;
     int k_row;
@@ -546,15 +553,16 @@ template <int DIM, bool WIDE> DEV void cell_dots_many(const struct delta_rule_pa
 
 /* ---- products ---- */
 
-/* What a wave has of its rows: before its stage U is beta_t (v_t - e^(G_t) k_t M0) less what earlier rows take off, then U_t; o the same of o_t. Rows older than
- * the step have their U from the slot. */
+/* What a wave has of its rows: before its stage U is beta_t (v_t - e^(G_t) k_t M0) less what earlier rows take off, then U_t; o the same of o_t. Rows
+ * older than the step have their U from the slot. */
 struct delta_rows {
     f32x4_t u[DELTA_BLOCK], o[DELTA_BLOCK];
 };
 
-/* km[r] = k M0 and qm[r] = q M0 of ROWS rows of the block (1: of row lo), at the lane's columns. The next DEPTH rows of M0 are on their way while these
- * are worked on. */
-template <int ROWS, int DEPTH> DEV void cell_products(const struct delta_cell &cell, int column, const struct delta_sources &from, f32x4_t *km, f32x4_t *qm)
+/* km[r] = k M0 and qm[r] = q M0 of ROWS rows of the block (1: of row lo), at the lane's columns. The next DEPTH rows of M0 are on their way while
+ * these are worked on. */
+template <int ROWS, int DEPTH>
+DEV void cell_products(const struct delta_cell &cell, int column, const struct delta_sources &from, f32x4_t *km, f32x4_t *qm)
 {
     enum { PART = ROWS < DELTA_PART ? ROWS : DELTA_PART };
     const int dim = cell.dim;
@@ -587,7 +595,8 @@ template <int ROWS, int DEPTH> DEV void cell_products(const struct delta_cell &c
 
 /* The wave's rows before the stages. */
 template <int DIM>
-DEV void cell_begin_rows(const struct delta_rule_params &p, const struct delta_place &place, const struct delta_shared &shared, int start, struct delta_rows &rows)
+DEV void cell_begin_rows(const struct delta_rule_params &p, const struct delta_place &place, const struct delta_shared &shared, int start,
+                         struct delta_rows &rows)
 {
     const struct delta_block has = delta_block_of(place);
     if (has.hi - has.lo == 1) {
@@ -680,8 +689,8 @@ DEV f32x4_t cell_gate(f32x4_t o, float scale, f32x4_t norm, f32x4_t z)
     return y;
 }
 
-/* o_t of the wave's new rows with what the rows of their own block give, themselves included; then step 8. Columns before the last 128 wait in `out`, these in
- * `done`; a lane fetches what it has put there itself. */
+/* o_t of the wave's new rows with what the rows of their own block give, themselves included; then step 8. Columns before the last 128 wait in `out`,
+ * these in `done`; a lane fetches what it has put there itself. */
 DEV void cell_finish(const struct delta_rule_params &params, const struct delta_cell &cell, const struct delta_block &block, int head, int start,
                      struct delta_shared &shared, const struct delta_rows &rows)
 {

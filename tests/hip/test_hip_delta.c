@@ -1,5 +1,5 @@
-/* Promise: the GPU's gated DeltaNet is the plain backend's within the rounding of f32 sums, and a row's bits depend on nothing but its own sequence: not on
- * how its tokens were cut into steps, what shared them, rows taken back, or a snapshot in between.
+/* Promise: the GPU's gated DeltaNet is the plain backend's within the rounding of f32 sums, and a row's bits depend on nothing but its own sequence:
+ * not on how its tokens were cut into steps, what shared them, rows taken back, or a snapshot in between.
  *
  * Runs the kernels on the CPU (the shim) and, where it is built, as machine code of three GPU generations (the emulator). */
 #include <stdarg.h>
