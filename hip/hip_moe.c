@@ -38,6 +38,12 @@ static size_t tiles_of(size_t pairs, size_t experts)
     return pairs / TILE_ROWS + (pairs < experts ? pairs : experts);
 }
 
+/* Rounded up, so that what follows begins on a cache line and kernels may read it in wide pieces. */
+static size_t whole_lines(size_t values)
+{
+    return (values + 15) & ~(size_t)15;
+}
+
 static size_t mid_row_bytes(int n)
 {
     return hip_act_row_bytes(HIP_ACT_F32, n); /* the longest form */
@@ -52,7 +58,7 @@ static size_t counter_bytes(const struct backend_shape *sh)
 static size_t place(struct hip_moe *m, uint8_t *base, const struct backend_shape *sh)
 {
     const size_t n = (size_t)m->rows, used = (size_t)sh->n_experts_used, pairs = n * used, experts = (size_t)sh->n_experts, dim = (size_t)sh->n_embd;
-    const size_t ffs = pairs * (size_t)sh->expert_ff + n * (size_t)sh->shared_ff;
+    const size_t ffs = whole_lines(pairs * (size_t)sh->expert_ff) + n * (size_t)sh->shared_ff;
     size_t at = 0;
 #define TAKE(member, bytes)                          \
     do {                                             \
@@ -200,7 +206,7 @@ static void choose(const struct moe_run *run, int32_t *chosen)
 /* Where the shared expert's rows begin, behind those of the pairs in this run. */
 static size_t shared_at(const struct moe_run *run)
 {
-    return (size_t)run->pairs * (size_t)run->w->gate->gpu.n_out;
+    return whole_lines((size_t)run->pairs * (size_t)run->w->gate->gpu.n_out);
 }
 
 static uint8_t *shared_mid(const struct moe_run *run)

@@ -200,20 +200,18 @@ DEV float dot_one(const struct gpu_matrix &w, uint64_t mat, int row, int n_w, co
 DEV void mid_block(const float *gate, const float *up, int at, int n, int form, uint8_t *row)
 {
     const int i = at + (int)lane_id() * ACT_EACH;
-    float v[ACT_EACH];
+    const bool aligned = (n & 7) == 0;
+    float v[ACT_EACH], by[ACT_EACH];
+    load_values(v, gate, i, n, aligned);
+    load_values(by, up, i, n, aligned);
     UNROLL for (int j = 0; j < ACT_EACH; j++)
-        v[j] = i + j < n ? silu_f(gate[i + j]) * up[i + j] : 0.0f;
-    if (form == GPU_ACT_Q8_256) {
+        v[j] = i + j < n ? silu_f(v[j]) * by[j] : 0.0f;
+    if (form == GPU_ACT_Q8_256)
         quantise_256(v, row + (uint32_t)at / 256 * ACT_256_BYTES);
-    } else if (form == GPU_ACT_Q8_32) {
+    else if (form == GPU_ACT_Q8_32)
         quantise_32(v, row, at, n);
-    } else {
-        UNROLL for (int j = 0; j < ACT_EACH; j++)
-        {
-            if (i + j < n)
-                ((float *)row)[i + j] = v[j];
-        }
-    }
+    else
+        store_values(v, (float *)row, i, n, aligned);
 }
 
 KERNEL(128) moe_up(struct moe_up_params p)
