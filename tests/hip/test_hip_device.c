@@ -164,7 +164,7 @@ static void the_bundle_lists_its_targets(void **state)
 
 /* ---- every call may fail ---- */
 
-enum { SMALL = 1000, LARGE = 9 * HIP_STAGE_BYTES + 12345 };
+enum { SMALL = 1000, LARGE = 4 * HIP_STAGE_BYTES + 12345 };
 
 /* A day's work: 0, or -1 with err, from whichever call failed first. */
 static int work(struct error *err)
@@ -234,7 +234,7 @@ static void whichever_call_fails_the_error_says_so_and_nothing_is_left_behind(vo
     for (size_t i = 0; i < sizeof functions / sizeof *functions; i++)
         calls[i] = faulty_calls(functions[i].function);
     for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
-        for (long nth = 1; nth <= calls[i]; nth += nth < 4 || nth + 3 > calls[i] ? 1 : (calls[i] - nth) / 2) {
+        for (long nth = 1; nth <= calls[i]; nth += nth < 3 || nth + 2 > calls[i] ? 1 : (calls[i] - nth) / 2) {
             for (int once = 0; once < 2; once++) {
                 char fault[96];
                 snprintf(fault, sizeof fault, "%s:%ld:%d", functions[i].function, nth, once ? 719 : 999);
