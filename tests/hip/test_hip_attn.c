@@ -297,14 +297,14 @@ static void a_rows_bits_depend_on_no_cut_and_no_neighbour(void **state)
     }
 }
 
-/* Parts by one workgroup each, parts in one workgroup after the other, tiles of few and of many queries: the first run ends in single rows at positions in
- * four parts, the others come there in chunks. */
+/* The first run is one step, whose workgroups take one part after the other; the steps of the second are small, and each part has a workgroup: tiles of 16
+ * and of 32 queries, positions in three parts. */
 static void a_long_context_has_the_same_bits_however_its_parts_are_run(void **state)
 {
     (void)state;
     for (int k = 0; k < 2; k++) {
-        const struct backend_shape shape = with_heads(k ? 4 : 2, 1, k ? 128 : 256, 32, true, k ? KV_Q8_0 : KV_F16);
-        const int n_tokens[] = {slow ? 300 : 560};
+        const struct backend_shape shape = with_heads(8, k ? 2 : 1, k ? 128 : 256, 32, true, k ? KV_Q8_0 : KV_F16);
+        const int n_tokens[] = {530}; /* 133 workgroups of 32 queries: more than are cut into parts */
         struct fixture_rng rng = {50};
         struct fixture_model model = fixture_model_new(&rng, &shape, BLOCK_F32, false);
         struct fixture_data data = fixture_data_new(&rng, &shape, FO_ATTN, 1, n_tokens);
@@ -313,7 +313,7 @@ static void a_long_context_has_the_same_bits_however_its_parts_are_run(void **st
         for (int at = 250; at < n_tokens[0]; at += 256) {
             fixture_feed(&cut, 0, at, 90);
             fixture_feed(&cut, 0, at + 8, 1);
-            fixture_feed(&cut, 0, at + 30, 4);
+            fixture_feed(&cut, 0, at + 16, 4);
         }
         fixture_feed(&cut, 0, n_tokens[0], 9);
         fixture_assert_same_bits(&whole, &cut);
