@@ -14,9 +14,9 @@
 enum {
     ACT_THREADS = 256,
     ACT_WAVES = ACT_THREADS / 32,
-    ACT_EACH = 8,                      /* neighbouring values of one lane */
-    NORM_TILE = 4096,                  /* values added up at a time */
-    NORM_LANE = NORM_TILE / 16 + 4,    /* floats from one partial sum's values to the next one's: 16 bytes apart modulo the banks */
+    ACT_EACH = 8,                   /* neighbouring values of one lane */
+    NORM_TILE = 4096,               /* values added up at a time */
+    NORM_LANE = NORM_TILE / 16 + 4, /* floats from one partial sum's values to the next one's: 16 bytes apart modulo the banks */
 };
 
 /* ---- functions of one number ---- */
@@ -49,9 +49,9 @@ DEV float silu_f(float x)
 
 /* ---- RMSNorm ---- */
 
-/* 1 / sqrt(mean of squares + eps) of x [n], in every thread. All ACT_THREADS threads call it together; `tile` holds 16 * NORM_LANE floats of SHARED memory and
- * `scale` one. Value i belongs to partial sum i % 16, each by fma in order, then 8 + 8, 4 + 4, 2 + 2, 1 + 1. One wave adds, out of a tile laid
- * out so that a lane reads four of its values at once. */
+/* 1 / sqrt(mean of squares + eps) of x [n], in every thread. All ACT_THREADS threads call it together; `tile` holds 16 * NORM_LANE floats of SHARED
+ * memory and `scale` one. Value i belongs to partial sum i % 16, each by fma in order, then 8 + 8, 4 + 4, 2 + 2, 1 + 1. One wave adds, out of a
+ * tile laid out so that a lane reads four of its values at once. */
 DEV float rms_scale(const float *x, int n, float eps, float *tile, float *scale)
 {
     const int t = (int)tid_x(), part = t & 15;
@@ -119,8 +119,8 @@ struct quantised_8 {
 DEV quantised_8 quantise_8(const float (&v)[ACT_EACH], float d, bool zero)
 {
     quantised_8 q = {0, 0, 0};
-    UNROLL for (int i = 0; i < 4; i++)
-    {
+    UNROLL
+    for (int i = 0; i < 4; i++) {
         q.low |= (zero ? 0U : quantised(v[i], d)) << (8 * i);
         q.high |= (zero ? 0U : quantised(v[4 + i], d)) << (8 * i);
     }
@@ -132,7 +132,8 @@ DEV quantised_8 quantise_8(const float (&v)[ACT_EACH], float d, bool zero)
 DEV uint32_t largest_8(const float (&v)[ACT_EACH])
 {
     uint32_t top = 0;
-    UNROLL for (int i = 0; i < ACT_EACH; i++)
+    UNROLL
+    for (int i = 0; i < ACT_EACH; i++)
         top = larger_u(top, (uint32_t)as_int(v[i]) & 0x7fffffffU);
     return top;
 }
@@ -149,8 +150,8 @@ DEV void quantise_256(const float (&v)[ACT_EACH], uint8_t *dst)
     top = larger_u(top, (uint32_t)shfl_xor_i<16>((int)top));
     /* The sign of the first of that magnitude: the smallest index, with the sign below it. */
     uint32_t first = 0xffffffffU;
-    UNROLL for (int i = ACT_EACH - 1; i >= 0; i--)
-    {
+    UNROLL
+    for (int i = ACT_EACH - 1; i >= 0; i--) {
         const uint32_t bits = (uint32_t)as_int(v[i]);
         if ((bits & 0x7fffffffU) == top)
             first = (lane * ACT_EACH + (uint32_t)i) << 1 | bits >> 31;
@@ -213,14 +214,15 @@ DEV void load_values(float (&v)[ACT_EACH], const float *x, int i, int n, bool al
     if (aligned) {
         const int at = i < n ? i : n - ACT_EACH;
         const f32x4_t a = load_f32x4(x + at), b = load_f32x4(x + at + 4);
-        UNROLL for (int j = 0; j < 4; j++)
-        {
+        UNROLL
+        for (int j = 0; j < 4; j++) {
             v[j] = a[j];
             v[4 + j] = b[j];
         }
         return;
     }
-    UNROLL for (int j = 0; j < ACT_EACH; j++)
+    UNROLL
+    for (int j = 0; j < ACT_EACH; j++)
         v[j] = x[i + j < n ? i + j : n - 1];
 }
 
@@ -229,8 +231,8 @@ DEV void store_values(const float (&v)[ACT_EACH], float *y, int i, int n, bool a
 {
     if (aligned) {
         f32x4_t a, b;
-        UNROLL for (int j = 0; j < 4; j++)
-        {
+        UNROLL
+        for (int j = 0; j < 4; j++) {
             a[j] = v[j];
             b[j] = v[4 + j];
         }
@@ -240,8 +242,8 @@ DEV void store_values(const float (&v)[ACT_EACH], float *y, int i, int n, bool a
         store_f32x4(y + i + 4, b);
         return;
     }
-    UNROLL for (int j = 0; j < ACT_EACH; j++)
-    {
+    UNROLL
+    for (int j = 0; j < ACT_EACH; j++) {
         if (i + j < n)
             y[i + j] = v[j];
     }
@@ -262,15 +264,18 @@ KERNEL(256) act(struct act_params p)
         load_values(v, x, i0, n, aligned);
         if (p.up) {
             load_values(by, p.up + from, i0, n, aligned);
-            UNROLL for (int j = 0; j < ACT_EACH; j++)
+            UNROLL
+            for (int j = 0; j < ACT_EACH; j++)
                 v[j] = silu_f(v[j]) * by[j];
         }
         if (p.norm) {
             load_values(by, p.norm, i0, n, aligned);
-            UNROLL for (int j = 0; j < ACT_EACH; j++)
+            UNROLL
+            for (int j = 0; j < ACT_EACH; j++)
                 v[j] = v[j] * scale * by[j];
         }
-        UNROLL for (int j = 0; j < ACT_EACH; j++)
+        UNROLL
+        for (int j = 0; j < ACT_EACH; j++)
             v[j] = i0 + j < n ? v[j] : 0.0f;
         if (p.normed)
             store_values(v, p.normed + (size_t)r * p.normed_stride, i0, n, aligned);

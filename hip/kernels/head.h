@@ -1,8 +1,8 @@
 /* hip/kernels/head.h: the best k of a row of logits, so that 248,320 of them need not be copied to the host to pick one.
  *
- * A logit and its id are one 64-bit key: the larger key is the better rank (higher logit, then lower id; -0 ranks as +0), as in engine/sampler.c. Logits that are
- * not finite and ids that are not usable have key 0 and count for nothing. top_part: every wave takes the best k of 1024 logits, one after the
- * other, and their share of the sum of e^logit; top_merge: one workgroup per row merges those lists, which are sorted. */
+ * A logit and its id are one 64-bit key: the larger key is the better rank (higher logit, then lower id; -0 ranks as +0), as in engine/sampler.c.
+ * Logits that are not finite and ids that are not usable have key 0 and count for nothing. top_part: every wave takes the best k of 1024 logits, one
+ * after the other, and their share of the sum of e^logit; top_merge: one workgroup per row merges those lists, which are sorted. */
 #ifndef BEDSIDE_HIP_KERNELS_HEAD_H
 #define BEDSIDE_HIP_KERNELS_HEAD_H
 
@@ -80,8 +80,8 @@ KERNEL(256) top_part(struct top_params p)
     const float *logits = p.logits + (size_t)bid_y() * (size_t)p.n_vocab;
     uint32_t rank[TOP_EACH];
     uint32_t best = 0;
-    UNROLL for (int j = 0; j < TOP_EACH; j++)
-    {
+    UNROLL
+    for (int j = 0; j < TOP_EACH; j++) {
         const int id = part * GPU_TOP_PART + j * 32 + lane;
         uint32_t one = 0;
         if (id < p.n_vocab && (!p.usable || (p.usable[id >> 5] >> (id & 31) & 1))) {
@@ -93,7 +93,8 @@ KERNEL(256) top_part(struct top_params p)
     }
     const float max = largest_of_wave(best ? logit_of(best) : TOP_NONE);
     float sum = 0.0f;
-    UNROLL for (int j = 0; j < TOP_EACH; j++)
+    UNROLL
+    for (int j = 0; j < TOP_EACH; j++)
         sum += rank[j] ? exp_f(logit_of(rank[j]) - max) : 0.0f;
     sum = sum_of_wave(sum);
     if (lane == 0) {
@@ -102,7 +103,8 @@ KERNEL(256) top_part(struct top_params p)
     }
     for (int i = 0; i < p.k; i++) {
         uint64_t mine = 0;
-        UNROLL for (int j = 0; j < TOP_EACH; j++) /* ids grow with j: the first of equal ones stays */
+        UNROLL
+        for (int j = 0; j < TOP_EACH; j++) /* ids grow with j: the first of equal ones stays */
         {
             const uint64_t key = key_of(rank[j], (uint32_t)(part * GPU_TOP_PART + j * 32 + lane));
             mine = key > mine ? key : mine;
@@ -111,7 +113,8 @@ KERNEL(256) top_part(struct top_params p)
         if (lane == 0)
             p.keys[at * (size_t)p.k + (size_t)i] = top;
         const uint32_t id = 0xffffffffU - (uint32_t)top;
-        UNROLL for (int j = 0; j < TOP_EACH; j++)
+        UNROLL
+        for (int j = 0; j < TOP_EACH; j++)
             rank[j] = id == (uint32_t)(part * GPU_TOP_PART + j * 32 + lane) ? 0 : rank[j];
     }
 }
@@ -127,8 +130,8 @@ KERNEL(256) top_merge(struct top_params p)
     uint64_t head[TOP_LISTS];
     int used[TOP_LISTS];
     float max = TOP_NONE, sum = 0.0f;
-    UNROLL for (int j = 0; j < TOP_LISTS; j++)
-    {
+    UNROLL
+    for (int j = 0; j < TOP_LISTS; j++) {
         const int part = j * TOP_THREADS + t;
         list[j] = p.keys + (first + (size_t)part) * (size_t)p.k;
         used[j] = 0;
@@ -141,8 +144,8 @@ KERNEL(256) top_merge(struct top_params p)
     sync_threads();
     for (int w = 0; w < TOP_WAVES; w++)
         max = gpu_fmaxf(max, wave_max[w]);
-    UNROLL for (int j = 0; j < TOP_LISTS; j++)
-    {
+    UNROLL
+    for (int j = 0; j < TOP_LISTS; j++) {
         const int part = j * TOP_THREADS + t;
         const float of_part = part < p.parts ? p.part_max[first + (size_t)part] : TOP_NONE;
         if (of_part > TOP_NONE)
@@ -154,7 +157,8 @@ KERNEL(256) top_merge(struct top_params p)
     int n = 0;
     for (; n < p.k; n++) {
         uint64_t mine = 0;
-        UNROLL for (int j = 0; j < TOP_LISTS; j++)
+        UNROLL
+        for (int j = 0; j < TOP_LISTS; j++)
             mine = head[j] > mine ? head[j] : mine;
         uint64_t top = largest_key(mine);
         if ((t & 31) == 0)
@@ -164,8 +168,8 @@ KERNEL(256) top_merge(struct top_params p)
             top = wave_key[n & 1][w] > top ? wave_key[n & 1][w] : top;
         if (top == 0) /* for all threads */
             break;
-        UNROLL for (int j = 0; j < TOP_LISTS; j++)
-        {
+        UNROLL
+        for (int j = 0; j < TOP_LISTS; j++) {
             if (head[j] != top)
                 continue;
             out->top[n].id = (int32_t)(0xffffffffU - (uint32_t)top);

@@ -1,12 +1,12 @@
 /* hip/kernels/matvec.h: products of weight rows with one to eight activation rows (decode), straight from the stored blocks.
  *
- * READY FOR OTHER KERNELS: dot_rows (below) is the product of a wave's four weight rows with ROWS activation rows. Its contract:
+ * For other kernels too: dot_rows (below) is the product of a wave's four weight rows with ROWS activation rows. Its contract:
  *
  *   template <int TYPE, int ROWS> dot_rows(w, row_stride, n_w, n_in, x, x_at, sum)
  *   template <int ROWS> dot_rows_any(type, w, row_stride, n_w, n_in, x, x_at, sum)     the same, type chosen by a uniform switch
  *
- *   called by all 32 lanes of a wave together. The weight row of lane l is l / 8: w + (l / 8) * row_stride. Every argument but `sum` is uniform (wave-wide
- *   the same; make it so with uniform_i where it comes from the thread's or the data's index: then addresses are scalar).
+ *   called by all 32 lanes of a wave together. The weight row of lane l is l / 8: w + (l / 8) * row_stride. Every argument but `sum` is uniform (the
+ *   same in the whole wave; make it so with uniform_i where it comes from the thread's or the data's index: then addresses are scalar).
  *     w           the first of the wave's weight rows, on 16 bytes, layout of hip/layout.h; TYPE is its GPU_* number (params.h)
  *     row_stride  bytes to the next
  *     n_w         1 to 4 rows exist; lanes of the others repeat the last one
@@ -15,8 +15,8 @@
  *                 struct act_32, or f32; on 64 bytes. Rows may be scattered: x_at is any list of byte offsets
  *     sum[r]      the product, in the first lane of each eight (lane_id() % 8 == 0); undefined in the others
  *
- *   The bits are those of engine/cpu/matmul.h, for every type and every ROWS: blocks in order, each an exact integer sum and one or two fma; for F32, F16
- *   and BF16 the 16 partial sums. Nothing is stored, no SHARED memory and no barrier is used.
+ *   The bits are those of engine/cpu/matmul.h, for every type and every ROWS: blocks in order, each an exact integer sum and one or two fma; for F32,
+ *   F16 and BF16 the 16 partial sums. Nothing is stored, no SHARED memory and no barrier is used.
  *
  * How the work lies: eight lanes share a weight row, so that a wave reads 128 contiguous bytes of each of four rows at once, and the next block's
  * loads are issued before the current block is used.
@@ -27,7 +27,8 @@
  *             The walk is a Gray code, so that every step is an exchange with lane ^ 1, 2 or 4.
  *   F types   lane i holds partial sums 2i and 2i + 1 of the sixteen.
  *
- * VALU operations in the inner loop, for each weight and lane, counted in gfx1152's code (llvm-objdump-19 -d; a dual-issue instruction counts twice):
+ * VALU operations in the inner loop, for each weight and lane, counted in gfx1152's code (llvm-objdump-19 -d; a dual-issue instruction counts
+ * twice). All of the kernel, with rows of 2048 values, takes 0.1 to 0.3 more (Q4_K 1.71, Q6_K 1.74 at one row, as the emulator counts):
  *
  *   rows   Q4_K   Q5_K   Q6_K   Q8_0   Q4_0
  *   1      1.53   2.14   1.58   1.16   1.55
@@ -35,9 +36,10 @@
  *   4      3.88   4.39   3.25   3.78   4.28
  *   8      6.88   7.39   5.50   7.28   7.91
  *
- * Loads are of 16 bytes except scales and sums. At most 103 VGPRs on any target, 72 on gfx1152 (12 waves on a SIMD). In the K types' loop two blocks are
- * worked on at a time: the four loads of the block after the present one and the one after that are under way together. Loads come back in
- * order, so an activation waits for the weights asked for before it; what hides that is the number of waves. */
+ * Loads are of 16 bytes except scales and sums; every line of the weights is fetched once. At most 103 VGPRs on any target,
+ * 72 on gfx1152 (12 waves on a SIMD). In the K types' loop two blocks are worked on at a time: the loads of the block after the present one and of
+ * the one after that are under way together. Loads come back in order, so an activation waits for the weights asked for before it; what hides that
+ * is the number of waves. */
 #ifndef BEDSIDE_HIP_KERNELS_MATVEC_H
 #define BEDSIDE_HIP_KERNELS_MATVEC_H
 
@@ -123,8 +125,9 @@ DEV float half_high(uint32_t two)
 
 /* ---- Q4_K and Q5_K ---- */
 
-/* The six-bit scales of sub-blocks 2g and 2g + 1 (g = lane / 2) and the minimum of sub-block `lane`, out of the twelve scale bytes a, b, c: for sub-blocks 0 to 3
- * a scale is the low six bits of a byte, for 4 to 7 a nibble of c with two bits of a; minima alike with b. What differs between lanes is in constants. */
+/* The six-bit scales of sub-blocks 2g and 2g + 1 (g = lane / 2) and the minimum of sub-block `lane`, out of the twelve scale bytes a, b, c: for
+ * sub-blocks 0 to 3 a scale is the low six bits of a byte, for 4 to 7 a nibble of c with two bits of a; minima alike with b. What differs between
+ * lanes is in constants. */
 struct k4_lane {
     uint32_t scale_select, scale_mask, min_select, min_shift, min_mask;
 };
@@ -203,7 +206,8 @@ template <bool FIVE> struct k45_dot {
             v0[i] = (int)low;
             v1[i] = (int)high;
         }
-        UNROLL for (int r = 0; r < ROWS; r++) {
+        UNROLL
+        for (int r = 0; r < ROWS; r++) {
             const uint8_t *xb = x + x_at[r] + (uint32_t)b * ACT_256_BYTES;
             const uint8_t *xq = lane_address(xb, t.x_q), *xs = lane_address(xb, t.x_min);
             const i32x4_t q0 = load_i32x4(xq), q1 = load_i32x4(xq + 32);
@@ -275,7 +279,8 @@ struct q6_k_dot {
             v0[i] = (int)((k.low[i] & 0x0f0f0f0fU) | (bits & 0x30303030U));
             v1[i] = (int)((k.low[i] >> 4 & 0x0f0f0f0fU) | (rotate_right(bits, 4) & 0x30303030U));
         }
-        UNROLL for (int r = 0; r < ROWS; r++) {
+        UNROLL
+        for (int r = 0; r < ROWS; r++) {
             const uint8_t *xb = x + x_at[r] + (uint32_t)b * ACT_256_BYTES;
             const uint8_t *xq = lane_address(xb, t.x_q), *xs = lane_address(xb, t.x_sum);
             const i32x4_t q0 = load_i32x4(xq), q1 = load_i32x4(xq + 64);
@@ -337,7 +342,8 @@ template <bool FOUR> struct q32_dot {
         const float d = half_low(k.d);
         float scale[ROWS], value[ROWS];
         (void)b;
-        UNROLL for (int r = 0; r < ROWS; r++) {
+        UNROLL
+        for (int r = 0; r < ROWS; r++) {
             const uint8_t *xr = x + x_at[r];
             const uint8_t *xq = lane_address(xr, k.at * 32);
             const i32x4_t q0 = load_i32x4(xq), q1 = load_i32x4(xq + 16);
@@ -358,7 +364,8 @@ template <bool FOUR> struct q32_dot {
             value[r] = k.past ? 0.0f : (float)isum;
             scale[r] = k.past ? -0.0f : dx * d; /* the product -0 changes no sum */
         }
-        UNROLL for (int r = 0; r < ROWS; r++) {
+        UNROLL
+        for (int r = 0; r < ROWS; r++) {
             float y = sum[r];
             y = gpu_fmaf(scale[r], value[r], shfl_xor_f<4>(y)); /* from the last of eight to the first of the next */
             y = gpu_fmaf(scale[r], value[r], shfl_xor_f<1>(y));
@@ -405,7 +412,8 @@ DEV void dot_floats(const uint8_t *w, uint32_t row_at, int n_in, const uint8_t *
     const uint32_t i = 2 * (lane_id() & 7);
     const uint32_t at = row_at + i * BYTES, x_lane = i * 4;
     float p0[ROWS], p1[ROWS];
-    UNROLL for (int r = 0; r < ROWS; r++)
+    UNROLL
+    for (int r = 0; r < ROWS; r++)
         p0[r] = p1[r] = 0.0f;
     int k = 0;
     for (; k + 16 * STEPS <= n_in; k += 16 * STEPS) {
@@ -413,7 +421,8 @@ DEV void dot_floats(const uint8_t *w, uint32_t row_at, int n_in, const uint8_t *
         f32x2_t v[STEPS];
         for (int s = 0; s < STEPS; s++)
             v[s] = load_two<TYPE>(wk + 16 * BYTES * s);
-        UNROLL for (int r = 0; r < ROWS; r++) {
+        UNROLL
+        for (int r = 0; r < ROWS; r++) {
             const uint8_t *xk = lane_address(x + x_at[r] + (uint32_t)k * 4, x_lane);
             for (int s = 0; s < STEPS; s++) {
                 const f32x2_t y = load_f32x2(xk + 64 * s);
@@ -424,7 +433,8 @@ DEV void dot_floats(const uint8_t *w, uint32_t row_at, int n_in, const uint8_t *
     }
     for (; k < n_in; k += 16) {
         const bool has0 = (uint32_t)k + i < (uint32_t)n_in, has1 = (uint32_t)k + i + 1 < (uint32_t)n_in;
-        UNROLL for (int r = 0; r < ROWS; r++) {
+        UNROLL
+        for (int r = 0; r < ROWS; r++) {
             const uint8_t *wk = w + (uint32_t)k * BYTES + at, *xk = x + x_at[r] + (uint32_t)k * 4 + x_lane;
             if (has0)
                 p0[r] = gpu_fmaf(load_one<TYPE>(wk), *(const float *)xk, p0[r]);
@@ -432,7 +442,8 @@ DEV void dot_floats(const uint8_t *w, uint32_t row_at, int n_in, const uint8_t *
                 p1[r] = gpu_fmaf(load_one<TYPE>(wk + BYTES), *(const float *)(xk + 4), p1[r]);
         }
     }
-    UNROLL for (int r = 0; r < ROWS; r++) { /* 8 + 8, 4 + 4, 2 + 2, 1 + 1 */
+    UNROLL
+    for (int r = 0; r < ROWS; r++) { /* 8 + 8, 4 + 4, 2 + 2, 1 + 1 */
         p0[r] += shfl_xor_f<4>(p0[r]);
         p1[r] += shfl_xor_f<4>(p1[r]);
         p0[r] += shfl_xor_f<2>(p0[r]);
@@ -450,7 +461,8 @@ DEV void dot_blocks(const uint8_t *w, uint32_t row_at, int n_in, const uint8_t *
 {
     DOT dot;
     DOT::open(dot, w, row_at, n_in);
-    UNROLL for (int r = 0; r < ROWS; r++)
+    UNROLL
+    for (int r = 0; r < ROWS; r++)
         sum[r] = 0.0f;
     const int last = (n_in + DOT::VALUES - 1) / DOT::VALUES - 1;
     /* By twos, so that no block is moved from "next" to "now". */
@@ -483,7 +495,8 @@ DEV void dot_rows(const uint8_t *w, uint32_t row_stride, int n_w, int n_in, cons
         dot_blocks<q6_k_dot, ROWS>(w, row_at, n_in, x, x_at, sum);
     else if constexpr (TYPE == GPU_Q8_0 || TYPE == GPU_Q4_0) {
         dot_blocks<q32_dot<TYPE == GPU_Q4_0>, ROWS>(w, row_at, n_in, x, x_at, sum);
-        UNROLL for (int r = 0; r < ROWS; r++)
+        UNROLL
+        for (int r = 0; r < ROWS; r++)
             sum[r] = shfl_xor_f<4>(sum[r]); /* the last block is lane 4's */
     } else
         dot_floats<TYPE, ROWS>(w, row_at, n_in, x, x_at, sum);
@@ -491,7 +504,8 @@ DEV void dot_rows(const uint8_t *w, uint32_t row_stride, int n_w, int n_in, cons
 
 /* dot_rows for a type known at run time, uniform. */
 template <int ROWS>
-DEV void dot_rows_any(int type, const uint8_t *w, uint32_t row_stride, int n_w, int n_in, const uint8_t *x, const uint32_t (&x_at)[ROWS], float (&sum)[ROWS])
+DEV void dot_rows_any(int type, const uint8_t *w, uint32_t row_stride, int n_w, int n_in, const uint8_t *x, const uint32_t (&x_at)[ROWS],
+                      float (&sum)[ROWS])
 {
     switch (type) {
     case GPU_Q4_K:
@@ -540,7 +554,8 @@ template <int ROWS> DEV void matvec(const matvec_params &p)
     const uint8_t *w = item.w + (uint64_t)(uint32_t)row * item.row_stride;
     uint32_t x_at[ROWS];
     float sum[ROWS];
-    UNROLL for (int r = 0; r < ROWS; r++)
+    UNROLL
+    for (int r = 0; r < ROWS; r++)
         x_at[r] = (uint32_t)r * item.x_stride;
     dot_rows_any<ROWS>(item.type, w, item.row_stride, n_w, item.n_in, item.x, x_at, sum);
     const int mine = (int)(lane_id() >> 3);

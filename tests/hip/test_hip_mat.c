@@ -1,8 +1,9 @@
-/* Promise: on the GPU an activation takes the CPU's bits in every form, a product of one to eight rows (mat-vec) the CPU's bits for every weight type, and so do
- * the operations made of them: embed, project, project_add, mlp, head, mtp_join, however the rows are cut into steps. The best k of a row of
- * logits are those of a plain scan.
+/* Promise: on the GPU an activation takes the CPU's bits in every form, a product of one to eight rows (mat-vec) the CPU's bits for every
+ * weight type, and so do the operations made of them: embed, project, project_add, mlp, head, mtp_join, however the rows are cut into steps. The
+ * best k of a row of logits are those of a plain scan.
  *
- * Runs the kernels on the CPU (the shim) and, where it is built, as machine code (the emulator). BEDSIDE_HIP_TESTS=all takes longer rows and more of them. */
+ * Runs the kernels on the CPU (the shim) and, where it is built, as machine code of three GPU generations (the emulator).
+ * BEDSIDE_HIP_TESTS=all: with a whole vocabulary there as well. */
 #include "tests/hip/hip_test.h"
 
 #include <math.h>
@@ -158,16 +159,17 @@ static void check_product(enum block_type type, int n_in, int n_out, int n_rows,
     void *d_w = sent(rows, dev_row * outs), *d_x = sent(act, stride * (size_t)n_rows);
     float *d_y = sent(got, n_y * sizeof *got);
     struct hip h = {.dev = dev};
-    const struct weight w = {.gpu = {.data = d_w, .row_stride = dev_row, .mat_stride = dev_row * outs, .type = (int32_t)type, .n_in = n_in, .n_out = n_out, .n_mats = 1},
-                             .name = "w"};
+    const struct weight w = {
+        .gpu = {.data = d_w, .row_stride = dev_row, .mat_stride = dev_row * outs, .type = (int32_t)type, .n_in = n_in, .n_out = n_out, .n_mats = 1},
+        .name = "w"};
     hip_product(&h, &w, d_x, n_rows, d_y + MARGIN, add);
     fetch(got, d_y, n_y * sizeof *got);
     product_on_cpu(&m, act, stride, n_rows, want + MARGIN, add);
     for (size_t i = 0; i < n_y; i++) {
         const ptrdiff_t at = (ptrdiff_t)i - MARGIN;
         if (!same_float(got[i], want[i]))
-            fail_msg("%s [%d][%d], %d rows, add %d: row %td output %td is %.9g, the CPU's %.9g", block_info(type)->name, n_out, n_in, n_rows, add, at / n_out,
-                     at % n_out, (double)got[i], (double)want[i]);
+            fail_msg("%s [%d][%d], %d rows, add %d: row %td output %td is %.9g, the CPU's %.9g", block_info(type)->name, n_out, n_in, n_rows, add,
+                     at / n_out, at % n_out, (double)got[i], (double)want[i]);
     }
     hip_device_free(dev, d_w);
     hip_device_free(dev, d_x);
@@ -187,14 +189,16 @@ static void products_of_1_to_9_rows_have_the_cpus_bits(void **state)
     static const int outs[] = {1, 2, 3, 4, 5, 15, 17, 33};
     for (int t = 0; t < N_TYPES; t++)
         for (int rows = 1; rows <= 9; rows++)
-            check_product(types[t], block_info(types[t])->values == 256 ? 768 : 416, outs[(rows + t) % 8], rows, rows % 2, 100 * (uint64_t)t + (uint64_t)rows);
+            check_product(types[t], block_info(types[t])->values == 256 ? 768 : 416, outs[(rows + t) % 8], rows, rows % 2,
+                          100 * (uint64_t)t + (uint64_t)rows);
 }
 
 /* From one block (or one value) to 4096, odd numbers of blocks, numbers of blocks that do not fill the eight lanes. */
 static void rows_of_any_length_have_the_cpus_bits(void **state)
 {
     (void)state;
-    static const int wide[] = {256, 512, 768, 1280, 4096}, narrow[] = {32, 64, 224, 256, 288, 544, 4096}, any[] = {1, 15, 16, 20, 100, 128, 259, 4096};
+    static const int wide[] = {256, 512, 768, 1280, 4096}, narrow[] = {32, 64, 224, 256, 288, 544, 4096},
+                     any[] = {1, 15, 16, 20, 100, 128, 259, 4096};
     for (int t = 0; t < N_TYPES; t++) {
         const int values = block_info(types[t])->values;
         const int *list = values == 256 ? wide : values == 32 ? narrow : any;
@@ -421,7 +425,8 @@ static void check_top(int n_vocab, int n_rows, int k, bool masked, uint64_t seed
         double log_total;
         scan(logits + (size_t)r * (size_t)n_vocab, masked ? usable : NULL, n_vocab, k, &want, &log_total);
         if (got[r].n != want.n || !same_float(got[r].max, want.max))
-            fail_msg("%d of %d, row %d: %d found, the largest %g; expected %d and %g", k, n_vocab, r, got[r].n, (double)got[r].max, want.n, (double)want.max);
+            fail_msg("%d of %d, row %d: %d found, the largest %g; expected %d and %g", k, n_vocab, r, got[r].n, (double)got[r].max, want.n,
+                     (double)want.max);
         for (int i = 0; i < want.n; i++)
             if (got[r].top[i].id != want.top[i].id || bits_of_f32(got[r].top[i].logit) != bits_of_f32(want.top[i].logit))
                 fail_msg("%d of %d, row %d: place %d is %d (%g), expected %d (%g)", k, n_vocab, r, i, got[r].top[i].id, (double)got[r].top[i].logit,
@@ -468,11 +473,29 @@ static int open_shim(void **state)
     return open_library("shim");
 }
 
-static int open_emulator(void **state)
+static int open_emulator(const char *arch)
+{
+    slow_device = true;
+    setenv("EMU_ARCH", arch, 1);
+    return open_library("emu");
+}
+
+static int open_gfx1152(void **state)
 {
     (void)state;
-    slow_device = true;
-    return open_library("emu");
+    return open_emulator("gfx1152");
+}
+
+static int open_gfx1100(void **state)
+{
+    (void)state;
+    return open_emulator("gfx1100");
+}
+
+static int open_gfx1201(void **state)
+{
+    (void)state;
+    return open_emulator("gfx1201");
 }
 
 static int close_device(void **state)
@@ -496,7 +519,10 @@ int main(void)
         cmocka_unit_test(the_best_of_a_row_are_those_of_a_scan),
     };
     int failed = cmocka_run_group_tests_name("hip_mat on the shim", tests, open_shim, close_device);
-    if (access(hip_test_library("emu"), R_OK) == 0)
-        failed += cmocka_run_group_tests_name("hip_mat on the emulator", tests, open_emulator, close_device);
+    if (access(hip_test_library("emu"), R_OK) == 0) {
+        failed += cmocka_run_group_tests_name("hip_mat on gfx1152", tests, open_gfx1152, close_device);
+        failed += cmocka_run_group_tests_name("hip_mat on gfx1100", tests, open_gfx1100, close_device);
+        failed += cmocka_run_group_tests_name("hip_mat on gfx1201", tests, open_gfx1201, close_device);
+    }
     return failed;
 }
