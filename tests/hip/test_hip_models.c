@@ -43,11 +43,18 @@ static void text_of(const struct engine *e, uint32_t seed, int32_t *ids, int n)
 
 enum { PROMPT = 150, CHUNK = 64, SAID = 12 };
 
-/* CPU and GPU have the same integer products, but sum other things in other orders: where the CPU's two best logits are nearer than this, either may win. */
-static const double NEAR_TIE = 2e-3;
+/* CPU and GPU have the same integer products, but sum other things in other orders. With f32 weights that is all. With quantised ones a sum that differs in its
+ * last bit may round to another 8-bit activation, as between any two correct programs (tests/golden/test_demo.c has the same bound against
+ * llama.cpp); the tiny models are random, their logits flat and their every weight coarse, so there it shows more. Where the CPU's two best logits are
+ * nearer than `tie` either may win; nothing else may, and the distributions must be the same. */
+struct bounds {
+    double tie, logit, kl;
+};
+static const struct bounds EXACT = {1e-3, 5e-3, 1e-7}, TRAINED = {0.1, 0.3, 5e-4}, RANDOM = {0.25, 0.6, 2e-3};
 
 /* Feeds the prompt in chunks and then the CPU's greedy tokens to both: the GPU names the same token every time, near ties apart. */
-static void same_greedy_text(struct engine *cpu, struct engine *gpu, const int32_t *prompt, int n_prompt, int chunk, int n_answer, const char *name)
+static void same_greedy_text(struct engine *cpu, struct engine *gpu, const int32_t *prompt, int n_prompt, int chunk, int n_answer, const char *name,
+                             const struct bounds *most_allowed)
 {
     const size_t v = (size_t)tokenizer_vocab_size(engine_tokenizer(cpu));
     float *a = golden_rows(cpu, 1), *b = golden_rows(gpu, 1);
@@ -55,24 +62,27 @@ static void same_greedy_text(struct engine *cpu, struct engine *gpu, const int32
     golden_feed(cpu, sa, prompt, n_prompt - 1, chunk, NULL, NULL);
     golden_feed(gpu, sb, prompt, n_prompt - 1, chunk, NULL, NULL);
     int32_t token = prompt[n_prompt - 1];
-    double most = 0;
-    int ties = 0;
+    double most = 0, kl = 0;
+    int ties = 0, same = 0;
     for (int i = 0; i <= n_answer; i++) {
         golden_feed(cpu, sa, &token, 1, 1, a, NULL);
         golden_feed(gpu, sb, &token, 1, 1, b, NULL);
         token = golden_argmax(a, v);
         const int32_t other = golden_argmax(b, v);
         const double gap = (double)a[token] - (double)a[other];
-        if (gap > NEAR_TIE)
+        if (gap > most_allowed->tie)
             fail_msg("%s: after %d tokens of answer the GPU says %d, the CPU %d, which is better by %g", name, i, other, token, gap);
         ties += other != token;
+        kl += golden_mean_kl(a, b, 1, v, &same);
         for (size_t k = 0; k < v; k++) {
             const double d = fabs((double)a[k] - (double)b[k]);
             most = d > most || isnan(d) ? d : most;
         }
     }
-    print_message("# %s: largest difference of a logit %.1e, %d near ties\n", name, most, ties);
-    assert_true(most < 0.15);
+    kl /= n_answer + 1;
+    print_message("# %s: largest difference of a logit %.1e, mean KL %.1e, %d near ties\n", name, most, kl, ties);
+    assert_true(kl < most_allowed->kl); /* not with a NaN either */
+    assert_true(most < most_allowed->logit);
     sequence_free(cpu, sa);
     sequence_free(gpu, sb);
     free(a);
@@ -89,7 +99,7 @@ static void the_gpu_says_what_the_cpu_says(void **state)
     assert_string_equal(engine_info(gpu)->backend, "hip gfx1152");
     int32_t prompt[PROMPT];
     text_of(cpu, 7, prompt, PROMPT);
-    same_greedy_text(cpu, gpu, prompt, PROMPT, CHUNK, SAID, m->path);
+    same_greedy_text(cpu, gpu, prompt, PROMPT, CHUNK, SAID, m->path, strstr(m->path, "-f32") ? &EXACT : &RANDOM);
     engine_close(cpu);
     engine_close(gpu);
 }
@@ -115,7 +125,7 @@ static void the_demo_models_answers_are_the_cpus(void **state)
             continue;
         int n;
         int32_t *prompt = golden_ids(json_object_get(c, "prompt_tokens"), &n);
-        same_greedy_text(cpu, gpu, prompt, n, CHUNK, all_of_it() ? 24 : 8, name);
+        same_greedy_text(cpu, gpu, prompt, n, CHUNK, all_of_it() ? 24 : 8, name, &TRAINED);
         free(prompt);
         seen++;
     }
