@@ -380,7 +380,7 @@ static void check_lds(const uint32_t *in, const uint32_t *out)
     }
     for (uint32_t t = 0; t < 256; t++) {
         const uint32_t u = 255 - t, v = u & 63;
-        const int16_t high = (int16_t)(in[t] >> 16);
+        const int32_t high = (int32_t)in[t] >> 16;
         assert_int_equal(out[t], (in[u] & 255) + ((uint32_t)(int8_t)in[t] << 16));
         assert_int_equal(out[256 + t], (in[u] >> 16) + (uint32_t)high);
         assert_int_equal(out[512 + t], in[u] ^ (in[t] + 1));

@@ -6,7 +6,8 @@
  *   EMU_QUEUE=n            commands that may wait before they are done (default 64)
  *   EMU_THREADS=n EMU_LEVEL=base|avx2  how the host runs it
  *   EMU_RACES=1 EMU_REVERSED=1         look for races on LDS; run the waves of a workgroup from the last to the first
- *   EMU_LINES=1            count cache lines; EMU_ABORT=1: abort() at the first fault */
+ *   EMU_LINES=1            count cache lines; EMU_REPORT=1: the counts on stderr when the program ends
+ *   EMU_ABORT=1            abort() at the first fault */
 #include "tests/hip/emu/emu.h"
 
 #include <pthread.h>

@@ -73,6 +73,7 @@ struct insn {
     int32_t offset2;                            /* offset1 */
     uint32_t number;                            /* index in its kernel */
     uint8_t n_operands, op_class;               /* enum op_class */
+    uint8_t slot;                               /* of struct group.seen: memory operations have each its own, as far as they go */
     uint8_t op_sel, op_sel_hi, neg_lo, neg_hi;  /* a bit for each source */
     uint8_t omod;                               /* 0, 1: *2, 2: *4, 3: /2 */
     bool clamp, returns, gfx12;                 /* returns: an atomic gives back what was there */
@@ -140,7 +141,7 @@ struct kernel {
     struct insn *insns;  /* [n_insns + 1] in order of address, from the first launch on; NULL: not read yet */
     char **text;         /* [n_insns] */
     uint64_t *address;   /* [n_insns] vaddr */
-    uint32_t n_insns, room;
+    uint32_t n_insns, room, n_memory;
     struct kernel_arg args[40];
     int n_args;
     uint32_t kernarg_bytes, lds_bytes, scratch_bytes, max_threads;
@@ -148,7 +149,7 @@ struct kernel {
     uint32_t user_sgprs; /* as the descriptor says */
     bool wave32, id_x, id_y, id_z, kernarg_ptr;
     uint32_t kernarg_at;  /* SGPR of the kernarg address */
-    struct emu_counters counters;
+    struct emu_counters *counters; /* outlives the module */
 };
 
 struct module {
@@ -202,7 +203,7 @@ struct launch {
     _Alignas(64) uint8_t kernarg[4096];
 };
 
-enum { SEEN = 64 };
+enum { SEEN = 256 };
 
 /* One byte of LDS: who touched it since the last barrier. */
 struct shadow {
@@ -215,7 +216,7 @@ struct group {
     const struct launch *launch;
     const struct range *ranges;
     int n_ranges;
-    struct range seen[SEEN]; /* by instruction: the allocation that it met last */
+    struct range seen[SEEN]; /* by insn.slot: the allocation that the instruction met last */
     struct range kernarg;
     uint8_t *lds;
     uint32_t lds_bytes;
@@ -270,6 +271,7 @@ void emu_count_lines(struct wave *w, const struct insn *in, const uint64_t *addr
 void emu_fault_lds(struct wave *w, const struct insn *in, const uint32_t *address, uint32_t offset, uint32_t bytes) __attribute__((noreturn));
 void emu_note_lds(struct wave *w, const struct insn *in, const uint32_t *address, uint32_t bytes, bool write); /* faults on a race */
 void emu_note_fault(const char *format, ...) __attribute__((format(printf, 1, 2))); /* on stderr, and for emu_last_fault */
+struct emu_counters *emu_counters_for(const char *kernel); /* NULL: out of memory */
 void emu_count_group(struct group *g); /* adds a thread's counts to its kernel's and resets them */
 void emu_count_launch(const struct launch *l, uint64_t unique_read, uint64_t unique_written); /* unique: bytes */
 void emu_forget_module(struct module *m);

@@ -212,6 +212,8 @@ static int add_insn(struct kernel *k, const char *text, uint64_t address, uint32
     if (!k->text[k->n_insns])
         return -1;
     emu_decode(in, text, encoding, k->module->gfx12);
+    if (in->op_class == OP_LOAD || in->op_class == OP_STORE || in->op_class == OP_ATOMIC || in->op_class == OP_SMEM)
+        in->slot = (uint8_t)(k->n_memory++ % SEEN);
     k->n_insns++;
     return 0;
 }
@@ -307,11 +309,13 @@ static int read_descriptor(struct module *m, struct kernel *k, const uint8_t *el
     k->id_z = rsrc2 >> 9 & 1;
     k->kernarg_ptr = properties >> 3 & 1;
     k->kernarg_at = (properties & 1 ? 4u : 0u) + (properties & 2 ? 2u : 0u) + (properties & 4 ? 2u : 0u);
-    snprintf(k->counters.kernel, sizeof k->counters.kernel, "%s", k->name);
-    k->counters.vgprs = k->vgprs;
-    k->counters.sgprs = k->sgprs;
-    k->counters.lds_bytes = k->lds_bytes;
-    k->counters.spills = k->spills;
+    k->counters = emu_counters_for(k->name);
+    if (!k->counters)
+        return -1;
+    k->counters->vgprs = k->vgprs;
+    k->counters->sgprs = k->sgprs;
+    k->counters->lds_bytes = k->lds_bytes;
+    k->counters->spills = k->spills;
     return 0;
 }
 

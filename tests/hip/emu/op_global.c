@@ -47,7 +47,7 @@ static inline void check(struct wave *w, const struct insn *in, const uint64_t a
             highest = high > highest ? high : highest;
         }
     }
-    const struct range *seen = &w->group->seen[in->number % SEEN];
+    const struct range *seen = &w->group->seen[in->slot];
     if (__builtin_expect(exec && !(lowest >= seen->begin && highest <= seen->end && seen->end - highest >= bytes), 0))
         emu_check_lanes(w, in, a, bytes);
 }

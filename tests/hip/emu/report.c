@@ -11,6 +11,10 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct module *modules;
+static struct counted {
+    struct emu_counters counters;
+    struct counted *next;
+} * counted; /* one for each name of a kernel, kept to the end of the process */
 static char last_fault[1024];
 
 /* ---- faults ---- */
@@ -99,7 +103,7 @@ void emu_check_lanes(struct wave *w, const struct insn *in, const uint64_t *addr
         first = r;
     }
     if (same && first)
-        g->seen[in->number % SEEN] = *first;
+        g->seen[in->slot] = *first;
 }
 
 /* A line may begin before its allocation does. */
@@ -139,14 +143,18 @@ void emu_count_lines(struct wave *w, const struct insn *in, const uint64_t *addr
 void emu_check_scalar(struct wave *w, const struct insn *in, uint64_t at, uint32_t bytes)
 {
     struct group *g = w->group;
-    const struct range *r = range_of(g, at, bytes);
-    if (!r) {
-        char near[128];
-        describe(g, at, near, sizeof near);
-        emu_fault(w, in, "reads %u bytes at 0x%llx, outside every allocation: %s", bytes, (unsigned long long)at, near);
+    struct range *seen = &g->seen[in->slot];
+    if (at < seen->begin || at > seen->end || seen->end - at < bytes) {
+        const struct range *r = range_of(g, at, bytes);
+        if (!r) {
+            char near[128];
+            describe(g, at, near, sizeof near);
+            emu_fault(w, in, "reads %u bytes at 0x%llx, outside every allocation: %s", bytes, (unsigned long long)at, near);
+        }
+        *seen = *r;
     }
     g->bytes_scalar += bytes;
-    if (g->lines && r != &g->kernarg)
+    if (g->lines && (at < g->kernarg.begin || at >= g->kernarg.end))
         for (uint64_t line = at / EMU_LINE_BYTES; line <= (at + bytes - 1) / EMU_LINE_BYTES; line++)
             mark(g, line, false);
 }
@@ -196,7 +204,7 @@ static uint64_t vector_ops(const uint64_t *c)
 
 void emu_count_group(struct group *g)
 {
-    struct emu_counters *k = &g->launch->kernel->counters;
+    struct emu_counters *k = g->launch->kernel->counters;
     const uint64_t *c = g->counts;
     pthread_mutex_lock(&lock);
     for (int i = 0; i < OP_CLASSES; i++)
@@ -228,7 +236,7 @@ void emu_count_group(struct group *g)
 
 void emu_count_launch(const struct launch *l, uint64_t unique_read, uint64_t unique_written)
 {
-    struct emu_counters *k = &l->kernel->counters;
+    struct emu_counters *k = l->kernel->counters;
     const uint64_t groups = (uint64_t)l->grid[0] * l->grid[1] * l->grid[2];
     const uint64_t threads = (uint64_t)l->block[0] * l->block[1] * l->block[2];
     pthread_mutex_lock(&lock);
@@ -240,19 +248,36 @@ void emu_count_launch(const struct launch *l, uint64_t unique_read, uint64_t uni
     pthread_mutex_unlock(&lock);
 }
 
+struct emu_counters *emu_counters_for(const char *kernel)
+{
+    pthread_mutex_lock(&lock);
+    struct counted *c = counted;
+    while (c && strcmp(c->counters.kernel, kernel) != 0)
+        c = c->next;
+    if (!c) {
+        c = calloc(1, sizeof *c);
+        if (c) {
+            snprintf(c->counters.kernel, sizeof c->counters.kernel, "%s", kernel);
+            c->next = counted;
+            counted = c;
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    return c ? &c->counters : NULL;
+}
+
 EXPORTED int emu_counters(struct emu_counters *out, int cap)
 {
     int n = 0;
     emu_queue_wait(emu_queue_last());
     pthread_mutex_lock(&lock);
-    for (const struct module *m = modules; m; m = m->next)
-        for (int i = 0; i < m->n_kernels; i++) {
-            if (m->kernels[i].counters.launches == 0)
-                continue;
-            if (n < cap)
-                out[n] = m->kernels[i].counters;
-            n++;
-        }
+    for (const struct counted *c = counted; c; c = c->next) {
+        if (c->counters.launches == 0)
+            continue;
+        if (n < cap)
+            out[n] = c->counters;
+        n++;
+    }
     pthread_mutex_unlock(&lock);
     return n;
 }
@@ -261,14 +286,31 @@ EXPORTED void emu_reset_counters(void)
 {
     emu_queue_wait(emu_queue_last());
     pthread_mutex_lock(&lock);
-    for (struct module *m = modules; m; m = m->next)
-        for (int i = 0; i < m->n_kernels; i++) {
-            struct emu_counters *c = &m->kernels[i].counters, empty = {.vgprs = c->vgprs, .sgprs = c->sgprs, .lds_bytes = c->lds_bytes,
-                                                                        .spills = c->spills};
-            memcpy(empty.kernel, c->kernel, sizeof empty.kernel);
-            *c = empty;
-        }
+    for (struct counted *c = counted; c; c = c->next) {
+        const struct emu_counters k = c->counters;
+        c->counters = (struct emu_counters){.vgprs = k.vgprs, .sgprs = k.sgprs, .lds_bytes = k.lds_bytes, .spills = k.spills};
+        memcpy(c->counters.kernel, k.kernel, sizeof k.kernel);
+    }
     pthread_mutex_unlock(&lock);
+}
+
+/* EMU_REPORT=1: a line for each kernel when the program ends. */
+__attribute__((destructor)) static void report(void)
+{
+    static struct emu_counters c[512];
+    const char *wanted = getenv("EMU_REPORT");
+    if (!wanted || strcmp(wanted, "1") != 0)
+        return;
+    const int n = emu_counters(c, 512);
+    fprintf(stderr, "%-24s %5s %5s %6s %8s %9s %12s %12s %10s %10s %9s %10s %10s %10s %9s %12s %12s %12s %12s\n", "kernel", "vgprs", "sgprs", "lds", "launches",
+            "waves", "instructions", "valu", "dot4", "dual", "wmma", "salu", "lds ops", "loads", "stores", "bytes read", "written", "lines read", "unique");
+    for (int i = 0; i < n && i < 512; i++)
+        fprintf(stderr, "%-24s %5u %5u %6u %8llu %9llu %12llu %12llu %10llu %10llu %9llu %10llu %10llu %10llu %9llu %12llu %12llu %12llu %12llu\n", c[i].kernel,
+                c[i].vgprs, c[i].sgprs, c[i].lds_bytes, (unsigned long long)c[i].launches, (unsigned long long)c[i].waves,
+                (unsigned long long)c[i].instructions, (unsigned long long)c[i].valu, (unsigned long long)c[i].dot4, (unsigned long long)c[i].dual,
+                (unsigned long long)c[i].wmma, (unsigned long long)c[i].salu, (unsigned long long)c[i].lds, (unsigned long long)c[i].loads,
+                (unsigned long long)c[i].stores, (unsigned long long)c[i].bytes_read, (unsigned long long)c[i].bytes_written,
+                (unsigned long long)c[i].lines_read, (unsigned long long)c[i].unique_read);
 }
 
 EXPORTED void emu_recover(void)
