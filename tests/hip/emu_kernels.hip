@@ -284,14 +284,14 @@ KERNEL(32) pairs(struct plain_params k)
 
 /* ---- mistakes ---- */
 
-/* Reverses 256 words through LDS and forgets the barrier. */
+/* Reverses 256 words through LDS, or with n moves them by a wave, and forgets the barrier. */
 KERNEL(256) no_barrier(struct plain_params k)
 {
     SHARED uint32_t tile[256];
     const uint32_t t = tid_x();
     tile[t] = ((const uint32_t *)k.in)[t];
     sync_wave();
-    ((uint32_t *)k.out)[t] = tile[255 - t];
+    ((uint32_t *)k.out)[t] = tile[k.n ? (t - 32) & 255 : 255 - t];
 }
 
 /* Stores n words, whatever the buffer holds. */

@@ -677,7 +677,10 @@ static void mistakes_are_named(void **state)
         check(launch("barrier_for_some", 1, 1, 1, 128, &p));
         check(rt.hipStreamSynchronize(NULL));
         setenv("EMU_RACES", "1", 1);
-        expect_fault("no_barrier", 256, &p, "race");
+        p.n = 0;
+        expect_fault("no_barrier", 256, &p, "wave 3 has read it since the last barrier");
+        p.n = 1;
+        expect_fault("no_barrier", 256, &p, "wave 0 has written it since the last barrier");
         unsetenv("EMU_RACES");
         uint8_t rows[512];
         for (int i = 0; i < 512; i++)
