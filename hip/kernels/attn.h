@@ -21,10 +21,15 @@
  * is multiplied into P in f32 before P is split in two. So the numbers in the page are used as they are, to 22 bits. A value's d must stay below 2^7
  * (values below 16,256), f16's largest number over 2^9.
  *
- * Read for each row and KV head: its K and V once per ceil(rows * group / (TILES * 16)) workgroups. Decode of the 35B at position P: 2 KB a token and layer
- * (f16), 12.3 MB at 6,000. Issue, per page and wave, HD 256, TILES 1, gfx11: 64 WMMA at 32 cycles = 2,048, about 500 other VALU, 190 LDS and 96 VMEM instructions; four
- * waves on the two SIMDs of a CU: about 5,100 cycles a page, of which the CU's share of memory bandwidth takes 11,900 (64 KB at 5.5 bytes a cycle): bound by
- * memory. TILES 2 (prefill): 128 WMMA = 4,096 of about 4,900 cycles. */
+ * What a row reads: K and V of its sequence once for each ceil(rows * group / (TILES * 16)) workgroups of a KV head; with one row, once. Counted on the emulated
+ * gfx1152, heads of the 35B, one layer (WMMA of f16 takes 32 cycles of a SIMD, other vector instructions 1):
+ *   decode at 6,000, f16    12.73 MB (K and V are 12.29), 48,000 WMMA and 515,000 VALU: 128,000 cycles on 16 SIMDs, 44 us at 2.9 GHz; the bytes take 99 us at 128 GB/s
+ *   decode at 6,000, q8_0   6.97 MB, 48,000 WMMA and 1,590,000 VALU: 196,000 cycles, 67 us; the bytes 54 us
+ *   512 rows at 1,984, f16  4.60 M WMMA and 31.1 M VALU: 83 % of the issue time in WMMA, 11.1 M cycles, 3.8 ms
+ *
+ * Of many queries over heads of 256 channels two workgroups fit into a WGP's SHARED memory, that is two waves of a SIMD: these kernels may use more than 192 registers.
+ *
+ * A value that is not finite (a page may hold such) makes every row of its workgroup NaN from that page on, also rows before it: 0 * inf. */
 #ifndef BEDSIDE_HIP_KERNELS_ATTN_H
 #define BEDSIDE_HIP_KERNELS_ATTN_H
 
