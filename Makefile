@@ -73,13 +73,13 @@ include tests/hip/hip.mk
 
 # The tests under AddressSanitizer and UndefinedBehaviorSanitizer.
 asan: deps
-	@$(MAKE) --no-print-directory -j$(JOBS) BUILD=build-asan OPT="-O1 -g" HOT=-O1 SAN="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer" all tests hip-tests
+	@$(MAKE) --no-print-directory -j$(JOBS) BUILD=build-asan HIP_TARGETS="gfx1100 gfx1152 gfx1201" OPT="-O1 -g" HOT=-O1 SAN="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer" all tests hip-tests
 	tests/run.sh build-asan
 
 # A minute of fuzzing for each target (FUZZ_SECONDS to change), with clang's libFuzzer.
 FUZZ_SECONDS ?= 60
 fuzz:
-	@$(MAKE) --no-print-directory -j$(JOBS) BUILD=build-fuzz CC=clang OPT="-O1 -g" HOT=-O1 SAN="-fsanitize=address,undefined,fuzzer-no-link -fno-sanitize-recover=all" fuzzers
+	@$(MAKE) --no-print-directory -j$(JOBS) BUILD=build-fuzz HIP_TARGETS= CC=clang OPT="-O1 -g" HOT=-O1 SAN="-fsanitize=address,undefined,fuzzer-no-link -fno-sanitize-recover=all" fuzzers
 	tests/fuzz/run.sh build-fuzz $(FUZZ_SECONDS)
 
 fuzzers: $(FUZZERS)
@@ -95,7 +95,7 @@ load: deps
 	BEDSIDE=$(BUILD)/bedside node tests/load/load.mjs $(LOAD_SECONDS)
 
 clang:
-	@$(MAKE) --no-print-directory -j$(JOBS) BUILD=build-clang CC=clang all tests bench
+	@$(MAKE) --no-print-directory -j$(JOBS) BUILD=build-clang HIP_TARGETS= CC=clang all tests bench
 
 check:
 	tools/check.sh
