@@ -401,6 +401,11 @@ struct sequence *sequence_new(struct engine *e, struct error *err)
         }
         s->state = slots_take(&e->states);
         e->backend->ops->state_reset(e->backend, s->state);
+        if (e->backend->ops->sync(e->backend, err)) { /* a step that fails is tried again, and would find what the slot's last owner left */
+            error_prefix(err, "a state for a new sequence");
+            slots_give(&e->states, s->state);
+            goto failed;
+        }
     }
     e->alive[place] = s;
     return s;
@@ -607,6 +612,16 @@ static void commit(struct engine *e, struct step_item *items, int n, const struc
     }
 }
 
+/* After a failure, which may have come before or behind any operation on the n rows. Those within the last grid cell are simply written again next time. A state
+ * that crossed a grid line has no way back, nor has a convolution whose history (which an empty sequence does not need) the rows may have overwritten. */
+static void mark_failed(const struct engine *e, struct sequence *s, int n)
+{
+    if (e->model->shape.n_delta_layers == 0)
+        return;
+    s->high = s->length + n > s->high ? s->length + n : s->high;
+    s->lost = s->length / GRID != (s->length + n) / GRID || (s->length > 0 && s->high - s->length > ROLLBACK);
+}
+
 int engine_step(struct engine *e, struct step_item *items, int n_items, struct error *err)
 {
     int n_rows = 0, n_pages = 0;
@@ -624,9 +639,8 @@ int engine_step(struct engine *e, struct step_item *items, int n_items, struct e
     if (forward_run(e->forward, &step, err)) {
         e->backend->ops->sync(e->backend, NULL); /* clears what is left of the failure */
         give_back_pages(e, items, n_items);
-        /* Rows within the last grid cell are simply written again next time; a state that crossed a grid line has no way back. */
         for (int i = 0; i < n_items; i++)
-            items[i].seq->lost = e->model->shape.n_delta_layers && items[i].seq->length / GRID != (items[i].seq->length + items[i].n_tokens) / GRID;
+            mark_failed(e, items[i].seq, items[i].n_tokens);
         return -1;
     }
     commit(e, items, n_items, &step);

@@ -109,8 +109,10 @@ void engine_cache_unbegin(struct engine *e, struct sequence *s)
     s->cell = NULL;
     s->length = s->high = s->held_from = 0;
     e->backend->ops->sync(e->backend, NULL);
-    if (s->state >= 0)
-        e->backend->ops->state_reset(e->backend, s->state);
+    if (s->state < 0)
+        return;
+    e->backend->ops->state_reset(e->backend, s->state);
+    s->lost = e->backend->ops->sync(e->backend, NULL) != 0;
 }
 
 /* Begins the (empty) sequence behind a cell, or behind its tail: its pages are shared, its state (and a tail's page) is copied. -1 and unchanged when memory or

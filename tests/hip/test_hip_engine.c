@@ -202,6 +202,85 @@ static void a_call_that_fails_costs_one_step_and_no_more(void **state)
     assert_int_equal(faulty_live(), 0);
 }
 
+/* The convolution's history reaches ROLLBACK rows back: a step that failed behind more of them may have written over what a second try needs. Both in one grid cell. */
+static void after_a_failed_step_a_sequence_goes_on_only_where_its_state_is_whole(void **state)
+{
+    (void)state;
+    need_bundle();
+    static const struct {
+        int before, n, after;
+        bool lost;
+    } cases[] = {{0, 15, 15, false}, {5, 8, 8, false}, {5, 9, 1, true}, {5, 15, 15, true}};
+    const struct engine_options o = options_for(DEVICE_HIP, faulty);
+    struct engine *e = must_open(&o);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct error err = {""};
+        struct sequence *s = sequence_new(e, &err);
+        assert_non_null(s);
+        if (cases[i].before)
+            assert_ok(step(e, s, 0, cases[i].before, &err), err);
+        faulty_forget_calls();
+        setenv("FAULTY_ONCE", "hipModuleLaunchKernel:20:98", 1);
+        assert_int_equal(step(e, s, cases[i].before, cases[i].n, &err), -1);
+        unsetenv("FAULTY_ONCE");
+        assert_int_equal(step(e, s, cases[i].before, cases[i].after, &err), cases[i].lost ? -1 : 0);
+        if (cases[i].lost)
+            assert_contains(err.text, "start it again");
+        else
+            assert_int_equal(sequence_rollback(s, 1), 0);
+        sequence_free(e, s);
+    }
+    engine_close(e);
+    assert_int_equal(faulty_live(), 0);
+}
+
+/* Rows that failed have been written too: fewer may be taken back. */
+static void what_a_failed_step_wrote_counts_against_taking_rows_back(void **state)
+{
+    (void)state;
+    need_bundle();
+    const struct engine_options o = options_for(DEVICE_HIP, faulty);
+    struct engine *e = must_open(&o);
+    struct error err = {""};
+    struct sequence *s = sequence_new(e, &err);
+    assert_non_null(s);
+    assert_ok(step(e, s, 0, 10, &err), err);
+    faulty_forget_calls();
+    setenv("FAULTY_ONCE", "hipModuleLaunchKernel:20:98", 1);
+    assert_int_equal(step(e, s, 10, 6, &err), -1);
+    unsetenv("FAULTY_ONCE");
+    assert_ok(step(e, s, 10, 1, &err), err); /* 11 now, and 16 were there */
+    assert_int_equal(sequence_rollback(s, 4), -1);
+    assert_int_equal(sequence_rollback(s, 3), 0);
+    engine_close(e);
+    assert_int_equal(faulty_live(), 0);
+}
+
+/* Otherwise it would begin with what the slot's last owner left. */
+static void a_state_that_cannot_be_cleared_is_not_given_out(void **state)
+{
+    (void)state;
+    need_bundle();
+    const struct engine_options o = options_for(DEVICE_HIP, faulty);
+    struct engine *e = must_open(&o);
+    struct error err = {""};
+    for (int i = 0; i < 3; i++) { /* more often than there are slots */
+        struct sequence *s = sequence_new(e, &err);
+        assert_non_null(s);
+        sequence_free(e, s);
+        faulty_forget_calls();
+        setenv("FAULTY_ONCE", "hipMemsetAsync:1:98", 1);
+        assert_null(sequence_new(e, &err));
+        assert_contains(err.text, "a state for a new sequence");
+        unsetenv("FAULTY_ONCE");
+    }
+    struct sequence *s = sequence_new(e, &err);
+    assert_non_null(s);
+    assert_ok(step(e, s, 0, 5, &err), err);
+    engine_close(e);
+    assert_int_equal(faulty_live(), 0);
+}
+
 static void after_the_device_is_lost_every_step_fails_and_the_engine_closes(void **state)
 {
     (void)state;
@@ -277,6 +356,9 @@ int main(void)
         cmocka_unit_test_setup(too_little_memory_is_told_with_the_kernel_parameter, setup),
         cmocka_unit_test_setup(whichever_allocation_fails_the_cpu_takes_over_and_nothing_is_left_behind, setup),
         cmocka_unit_test_setup(a_call_that_fails_costs_one_step_and_no_more, setup),
+        cmocka_unit_test_setup(after_a_failed_step_a_sequence_goes_on_only_where_its_state_is_whole, setup),
+        cmocka_unit_test_setup(what_a_failed_step_wrote_counts_against_taking_rows_back, setup),
+        cmocka_unit_test_setup(a_state_that_cannot_be_cleared_is_not_given_out, setup),
         cmocka_unit_test_setup(after_the_device_is_lost_every_step_fails_and_the_engine_closes, setup),
         cmocka_unit_test_setup(a_kernel_that_does_nothing_is_found_by_the_self_test, setup),
         cmocka_unit_test_setup(a_gpu_lost_in_the_self_test_is_refused, setup),
