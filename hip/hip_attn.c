@@ -58,6 +58,10 @@ static int add_rope_piece(struct hip *h, struct error *err)
     const uint64_t address = (uint64_t)(uintptr_t)piece;
     hip_device_write(h->dev, piece, a->angles, bytes);
     hip_device_write(h->dev, a->rope_dev + a->n_rope, &address, sizeof address);
+    if (hip_device_failed(h->dev)) { /* it may not be there: the next step that wants it makes it again */
+        hip_device_free(h->dev, piece);
+        return error_set(err, "%s", hip_device_error(h->dev));
+    }
     a->rope[a->n_rope++] = piece;
     return 0;
 }

@@ -410,6 +410,53 @@ static void what_the_kernels_cannot_do_is_refused_by_name(void **state)
     fixture_model_free(&model);
 }
 
+/* Angles that did not reach the device are not counted on: the next step that wants them sends them again. */
+static void angles_that_were_not_sent_are_made_again(void **state)
+{
+    (void)state;
+    enum { FAR = 1500, SENT = 2 }; /* behind the piece that is made at open; copies: the angles, and where they are */
+    void (*forget_calls)(void);
+    long (*calls)(const char *name);
+    void *handle = dlopen(hip_test_library("faulty"), RTLD_NOW);
+    assert_non_null(handle);
+    for (int i = 0; i < 2; i++) {
+        void *symbol = dlsym(handle, i ? "faulty_calls" : "faulty_forget_calls");
+        assert_non_null(symbol);
+        memcpy(i ? (void *)&calls : (void *)&forget_calls, &symbol, sizeof symbol);
+    }
+    const struct backend_shape shape = with_heads(2, 1, 32, 32, false, KV_F16);
+    struct fixture_rng rng = {80};
+    struct fixture_model model = fixture_model_new(&rng, &shape, BLOCK_F32, false);
+    struct fixture_data data = fixture_data_new(&rng, &shape, FO_ATTN, 1, (const int[]){1});
+    for (int failing = 0; failing < SENT; failing++) {
+        struct error err = {0};
+        char fault[40];
+        struct fixture_run run = fixture_run_open(open_hip, &model, &data);
+        const struct backend_ops *ops = run.b->ops;
+        struct buffer *x = ops->buffer_new(run.b, 1 << 12, &err);
+        int32_t pages[FAR / GRID + 1];
+        for (int i = 0; i <= FAR / GRID; i++)
+            pages[i] = i;
+        assert_ok(ops->pages_reserve(run.b, FAR / GRID + 1, &err), err);
+        const struct span span = {.row = 0, .n = 1, .pos = FAR, .pages = pages, .state = run.state[0]};
+        snprintf(fault, sizeof fault, "hipMemcpyAsync:%d:98", failing + 1);
+        for (int turn = 0; turn < 3; turn++) {
+            ops->begin(run.b, data.ids[0], 1, &span, 1);
+            forget_calls();
+            if (turn == 0)
+                setenv("FAULTY_ONCE", fault, 1);
+            ops->attn_store(run.b, 0, x, x, x, run.w[FM_Q_NORM], run.w[FM_K_NORM]);
+            assert_int_equal(ops->sync(run.b, &err), turn == 0 ? -1 : 0);
+            unsetenv("FAULTY_ONCE");
+            assert_int_equal(calls("hipMemcpyAsync"), turn == 0 ? failing + 1 : turn == 1 ? SENT : 0);
+        }
+        fixture_run_close(&run);
+    }
+    fixture_data_free(&data);
+    fixture_model_free(&model);
+    dlclose(handle);
+}
+
 /* ---- groups ---- */
 
 static int open_library(const char *kind)
@@ -428,6 +475,13 @@ static int open_shim(void **state)
     (void)state;
     on_shim = true;
     return open_library("shim");
+}
+
+/* A runtime that fails where it is told to, and runs no kernel. */
+static int open_faulty(void **state)
+{
+    (void)state;
+    return open_library("faulty");
 }
 
 static int open_emulator(const char *arch)
@@ -475,7 +529,9 @@ int main(void)
         cmocka_unit_test(angles_far_out_agree),
         cmocka_unit_test(what_the_kernels_cannot_do_is_refused_by_name),
     };
+    const struct CMUnitTest failing[] = {cmocka_unit_test(angles_that_were_not_sent_are_made_again)};
     int failed = cmocka_run_group_tests_name("hip_attn on the shim", tests, open_shim, close_device);
+    failed += cmocka_run_group_tests_name("hip_attn where calls fail", failing, open_faulty, close_device);
     if (access(hip_test_library("emu"), R_OK) == 0) {
         failed += cmocka_run_group_tests_name("hip_attn on gfx1152", tests, open_gfx1152, close_device);
         failed += cmocka_run_group_tests_name("hip_attn on gfx1100", tests, open_gfx1100, close_device);
