@@ -26,7 +26,6 @@ static struct engine_options options_of(const char *path, enum kv_type kv, bool 
 struct subject {
     const char *path;
     enum kv_type kv;
-    bool quick; /* in the short run too */
 };
 
 /* Ordinary tokens, the same for the same seed. */
@@ -92,8 +91,6 @@ static void same_greedy_text(struct engine *cpu, struct engine *gpu, const int32
 static void the_gpu_says_what_the_cpu_says(void **state)
 {
     const struct subject *m = *state;
-    if (!m->quick && !all_of_it())
-        skip();
     const struct engine_options on_cpu = options_of(m->path, m->kv, false), on_gpu = options_of(m->path, m->kv, true);
     struct engine *cpu = golden_engine_with(&on_cpu), *gpu = golden_engine_with(&on_gpu);
     assert_string_equal(engine_info(gpu)->backend, "hip gfx1152");
@@ -107,8 +104,6 @@ static void the_gpu_says_what_the_cpu_says(void **state)
 static void the_demo_models_answers_are_the_cpus(void **state)
 {
     const struct subject *m = *state;
-    if (!m->quick && !all_of_it())
-        skip();
     static const char *const names[] = {"latest-inr", "tool-generic", "hello", "polish-1"};
     const struct engine_options on_cpu = options_of(m->path, m->kv, false), on_gpu = options_of(m->path, m->kv, true);
     struct engine *cpu = golden_engine_with(&on_cpu), *gpu = golden_engine_with(&on_gpu);
@@ -248,30 +243,33 @@ static void picks_from_the_best_logits_are_those_from_whole_rows(void **state)
     engine_close(e);
 }
 
-#define ON(test, file, kind, is_quick)                                                                                                               \
+#define ON(test, file, kind)                                                                                                                         \
     {                                                                                                                                                \
-        .name = #test ": " file ", " #kind, .test_func = test, .initial_state = &(struct subject) { .path = file, .kv = kind, .quick = is_quick }    \
+        .name = #test ": " file ", " #kind, .test_func = test, .initial_state = &(struct subject) { .path = file, .kv = kind }                       \
     }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        ON(the_gpu_says_what_the_cpu_says, "tests/data/tiny-qwen35moe-q8_0.gguf", KV_F16, true),
-        ON(the_gpu_says_what_the_cpu_says, "tests/data/tiny-qwen35moe-wide-q4_k.gguf", KV_Q8_0, true),
-        ON(the_gpu_says_what_the_cpu_says, "tests/data/tiny-qwen35-tied-f32.gguf", KV_F16, true),
-        ON(the_gpu_says_what_the_cpu_says, "tests/data/tiny-qwen3-wide-q4_k.gguf", KV_F16, true),
-        ON(the_gpu_says_what_the_cpu_says, "tests/data/tiny-qwen35moe-f32.gguf", KV_F16, false),
-        ON(the_gpu_says_what_the_cpu_says, "tests/data/tiny-qwen35moe-fused-f32.gguf", KV_Q8_0, false),
-        ON(the_gpu_says_what_the_cpu_says, "tests/data/tiny-qwen35-f32.gguf", KV_F16, false),
-        ON(the_gpu_says_what_the_cpu_says, "tests/data/tiny-qwen35-q8_0.gguf", KV_Q8_0, false),
-        ON(the_gpu_says_what_the_cpu_says, "tests/data/tiny-qwen35-wide-q4_k.gguf", KV_F16, false),
-        ON(the_gpu_says_what_the_cpu_says, "tests/data/tiny-qwen3-f32.gguf", KV_F16, false),
-        ON(the_gpu_says_what_the_cpu_says, "tests/data/tiny-qwen3-q8_0.gguf", KV_Q8_0, false),
-        ON(the_demo_models_answers_are_the_cpus, "tests/demo-model/demo-q4_k_m.gguf", KV_F16, true),
-        ON(the_demo_models_answers_are_the_cpus, "tests/demo-model/demo-q8_0.gguf", KV_Q8_0, false),
+    const struct CMUnitTest quick[] = {
+        ON(the_gpu_says_what_the_cpu_says, "tests/data/tiny-qwen35moe-q8_0.gguf", KV_F16),
+        ON(the_gpu_says_what_the_cpu_says, "tests/data/tiny-qwen35moe-wide-q4_k.gguf", KV_Q8_0),
+        ON(the_gpu_says_what_the_cpu_says, "tests/data/tiny-qwen35-tied-f32.gguf", KV_F16),
+        ON(the_gpu_says_what_the_cpu_says, "tests/data/tiny-qwen3-wide-q4_k.gguf", KV_F16),
+        ON(the_demo_models_answers_are_the_cpus, "tests/demo-model/demo-q4_k_m.gguf", KV_F16),
         cmocka_unit_test(sequences_in_one_step_have_the_bits_they_have_alone),
         cmocka_unit_test(a_prefix_cache_hit_changes_no_bit),
         cmocka_unit_test(picks_from_the_best_logits_are_those_from_whole_rows),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    const struct CMUnitTest others[] = {
+        ON(the_gpu_says_what_the_cpu_says, "tests/data/tiny-qwen35moe-f32.gguf", KV_F16),
+        ON(the_gpu_says_what_the_cpu_says, "tests/data/tiny-qwen35moe-fused-f32.gguf", KV_Q8_0),
+        ON(the_gpu_says_what_the_cpu_says, "tests/data/tiny-qwen35-f32.gguf", KV_F16),
+        ON(the_gpu_says_what_the_cpu_says, "tests/data/tiny-qwen35-q8_0.gguf", KV_Q8_0),
+        ON(the_gpu_says_what_the_cpu_says, "tests/data/tiny-qwen35-wide-q4_k.gguf", KV_F16),
+        ON(the_gpu_says_what_the_cpu_says, "tests/data/tiny-qwen3-f32.gguf", KV_F16),
+        ON(the_gpu_says_what_the_cpu_says, "tests/data/tiny-qwen3-q8_0.gguf", KV_Q8_0),
+        ON(the_demo_models_answers_are_the_cpus, "tests/demo-model/demo-q8_0.gguf", KV_Q8_0),
+    };
+    const int failed = cmocka_run_group_tests(quick, NULL, NULL);
+    return failed || (all_of_it() && cmocka_run_group_tests(others, NULL, NULL));
 }
