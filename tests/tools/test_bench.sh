@@ -16,7 +16,7 @@ done
 bench() {
     wanted=$1
     shift
-    "$program" bench "$@" >"$scratch/out" 2>"$scratch/err" </dev/null
+    "$program" bench --device cpu "$@" >"$scratch/out" 2>"$scratch/err" </dev/null
     got=$?
     [ "$got" -eq "$wanted" ] || { echo "# bench $*: status $got, not $wanted"; sed 's/^/# /' "$scratch/err"; return 1; }
 }
