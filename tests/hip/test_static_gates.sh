@@ -5,8 +5,8 @@
 set -u
 cd "$(dirname "$0")/../.." || exit 2
 : "${BUILD:=build}"
-matvec='^(matvec_|moe_(up|down)_[0-9])'
-tiles='^(rows_q|moe_tile_(up|down)_q)'
+matvec='^(matvec_[0-9]|moe_(route|up|down)$)'
+tiles='^(rows_q|moe_(rows|pair)_q)'
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 n=0
