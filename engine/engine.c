@@ -227,19 +227,24 @@ static int warm_up(struct engine *e, struct error *err)
     return rc;
 }
 
-/* Reads a large mapped file before the first request does, piece by piece and in the worst order. A small one is read in no time. */
-static void read_ahead(struct engine *e)
+/* Reads a large mapped file before the first request does, piece by piece and in the worst order. A small one is read in no time. -1 with err: the GPU holds the
+ * weights but fails the first step of their size, as it would fail every request. */
+static int read_ahead(struct engine *e, struct error *err)
 {
     struct error why = {""};
     const bool copied = e->backend->ops->memory_free != NULL;
     if (e->info.file_bytes < LARGE || (!copied && memory_available() <= e->info.file_bytes))
-        return; /* larger than memory: it would push out its own beginning */
+        return 0; /* larger than memory: it would push out its own beginning */
     if (!copied) {
         log_info("reading the model into memory, %s", memory_text(e->info.file_bytes).text);
         gguf_load(e->file);
     }
-    if (warm_up(e, &why))
-        log_warn("the first request will be slower: %s", why.text);
+    if (warm_up(e, &why) == 0)
+        return 0;
+    if (copied)
+        return error_set(err, "the first step failed: %s", why.text);
+    log_warn("the first request will be slower: %s", why.text);
+    return 0;
 }
 
 /* ---- the device ---- */
@@ -325,7 +330,15 @@ int engine_open(struct engine **out, const struct engine_options *options, struc
     if (choose_device(e, options, err) || fill_info(e, options, err) || alloc_scratch(e, err) ||
         model_id_of(e->info.model_id, e->file, e->backend, err) || engine_cache_open(e, options, err))
         goto failed;
-    read_ahead(e);
+    if (read_ahead(e, err)) {
+        if (options->device != DEVICE_AUTO)
+            goto failed;
+        log_info("device auto: the CPU computes, because %s", err ? err->text : "the GPU's first step failed");
+        struct engine_options cpu = *options;
+        cpu.device = DEVICE_CPU;
+        engine_close(e);
+        return engine_open(out, &cpu, err);
+    }
     *out = e;
     return 0;
 failed:

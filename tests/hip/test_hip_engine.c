@@ -2,6 +2,8 @@
  * over where that was asked for, and that nothing is left behind. */
 #include "tests/hip/hip_test.h"
 
+#include <unistd.h>
+
 #include "engine/engine.h"
 #include "hip/bundle.h"
 #include "hip/doctor.h"
@@ -334,6 +336,41 @@ static void a_kernel_that_does_nothing_is_found_by_the_self_test(void **state)
     engine_close(e);
 }
 
+/* The self-test is small. A large model's first step is run while there is still a choice; the file here is large only by the hole at its end. */
+static void a_gpu_lost_in_the_first_real_step_is_not_served_with(void **state)
+{
+    (void)state;
+    need_bundle();
+    char path[] = "/tmp/bedside-large-XXXXXX", block[4096];
+    const int fd = mkstemp(path);
+    FILE *from = fopen(model, "rb"), *to = fd < 0 ? NULL : fdopen(fd, "wb");
+    assert_true(from && to);
+    for (size_t n; (n = fread(block, 1, sizeof block, from)) > 0;)
+        assert_int_equal(fwrite(block, 1, n, to), n);
+    fclose(from);
+    assert_int_equal(fflush(to), 0);
+    const bool large = ftruncate(fd, (1L << 30) + (1L << 20)) == 0;
+    fclose(to);
+    if (!large) {
+        unlink(path);
+        skip();
+    }
+    struct engine_options o = options_for(DEVICE_HIP, shim);
+    struct error err = {""};
+    struct engine *e = NULL;
+    o.model_path = path;
+    setenv("SHIM_FAIL", "moe_sum", 1);
+    const int hip = engine_open(&e, &o, &err);
+    o.device = DEVICE_AUTO;
+    struct engine *on_cpu = hip ? must_open(&o) : NULL;
+    unlink(path);
+    assert_int_equal(hip, -1);
+    assert_contains(err.text, "the first step failed");
+    assert_contains(err.text, "restart");
+    assert_string_equal(engine_info(on_cpu)->backend, "cpu");
+    engine_close(on_cpu);
+}
+
 static void a_gpu_lost_in_the_self_test_is_refused(void **state)
 {
     (void)state;
@@ -361,6 +398,7 @@ int main(void)
         cmocka_unit_test_setup(a_state_that_cannot_be_cleared_is_not_given_out, setup),
         cmocka_unit_test_setup(after_the_device_is_lost_every_step_fails_and_the_engine_closes, setup),
         cmocka_unit_test_setup(a_kernel_that_does_nothing_is_found_by_the_self_test, setup),
+        cmocka_unit_test_setup(a_gpu_lost_in_the_first_real_step_is_not_served_with, setup),
         cmocka_unit_test_setup(a_gpu_lost_in_the_self_test_is_refused, setup),
     };
     return cmocka_run_group_tests(tests, setup_group, NULL);
