@@ -427,6 +427,19 @@ void cache_disk_missing(struct cache_disk *d, const char *ns, const struct cache
     pthread_mutex_unlock(&d->mutex);
 }
 
+bool cache_disk_use_tail(struct cache_disk *d, const char *ns, const struct cache_key *key)
+{
+    char folder[CACHE_FOLDER_MAX];
+    if (!cache_disk_folder(d, ns, folder))
+        return false;
+    pthread_mutex_lock(&d->mutex);
+    struct cache_entry *e = find(d, usable_space(d, folder), key, true);
+    if (e)
+        cache_index_use(&d->index, e);
+    pthread_mutex_unlock(&d->mutex);
+    return e != NULL;
+}
+
 bool cache_disk_has(struct cache_disk *d, const char *ns, const struct cache_key *key, bool state)
 {
     char folder[CACHE_FOLDER_MAX];

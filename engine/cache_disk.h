@@ -95,6 +95,9 @@ bool cache_disk_put_state(struct cache_disk *d, const char *ns, const struct cac
 bool cache_disk_put_tail(struct cache_disk *d, const char *ns, const struct cache_key *key, const struct cache_key *parent, int position, uint8_t *data,
                          size_t bytes);
 
+/* Whether a tail is stored or queued; it then counts as used now. */
+bool cache_disk_use_tail(struct cache_disk *d, const char *ns, const struct cache_key *key);
+
 /* Whether one file is stored or queued. */
 bool cache_disk_has(struct cache_disk *d, const char *ns, const struct cache_key *key, bool state);
 

@@ -100,7 +100,7 @@ const char *cache_miss_name(enum cache_miss miss); /* "none", "off", "short", ..
 enum cache_source { CACHE_FROM_NONE, CACHE_FROM_MEMORY, CACHE_FROM_DISK };
 
 struct cache_result {
-    int cached;  /* tokens that need not be computed: a multiple of GRID, less than the prompt */
+    int cached;  /* tokens that need not be computed, less than the prompt */
     int matched; /* tokens of the prompt that the cache knows the text of, >= cached */
     enum cache_source source;
     enum cache_miss miss; /* never NONE when cached is 0 */

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "engine/cache_disk.h"
 #include "engine/memory.h"
+#include "engine/slot_layout.h"
 
 enum {
     FEW_SNAPSHOTS = 4, /* a budget for fewer is kept for prompts: an answer leaves none behind */
@@ -163,6 +164,26 @@ static int found_end(const struct prefix_found *f)
     return f->tail ? prefix_tail_end(f->tail) : f->landing ? f->landing->depth * GRID : 0;
 }
 
+/* Sets where snapshots are to be taken: as many as the budget holds beside one for the answer. They are taken in order, so more of them would leave no
+ * room for the last ones, which are worth most. */
+static void plan(struct engine *e, struct sequence *s, const struct sequence_options *o, int from, int branch)
+{
+    const size_t state_bytes = e->cache->o.state_bytes, largest = engine_cache_tail_bytes(e, 2 * GRID - 1);
+    uint64_t budget = e->cache->o.budget;
+    const bool exact = state_bytes && largest <= budget;
+    int most = state_bytes ? e->most_snapshots : e->disk ? PLAN_MOST : 0;
+    if (state_bytes && most >= FEW_SNAPSHOTS) {
+        most--;
+        budget -= !exact || budget - state_bytes >= largest ? state_bytes : 0;
+    }
+    for (uint64_t bytes = UINT64_MAX; bytes > budget; most = s->n_plan - 1) {
+        s->n_plan = prefix_plan(&e->marks, o->prompt, o->n_prompt, from, branch, exact, most, s->plan);
+        bytes = 0;
+        for (int i = 0; i < s->n_plan; i++)
+            bytes += s->plan[i] % GRID ? engine_cache_tail_bytes(e, s->plan[i]) : state_bytes;
+    }
+}
+
 /* Finds where the sequence can begin, and begins it there. */
 static void begin(struct engine *e, struct sequence *s, const struct sequence_options *o, struct cache_result *r)
 {
@@ -196,10 +217,7 @@ static void begin(struct engine *e, struct sequence *s, const struct sequence_op
         r->miss_at = -1;
     }
 
-    int most = e->cache->o.state_bytes ? e->most_snapshots : e->disk ? PLAN_MOST : 0;
-    if (e->cache->o.state_bytes && most >= FEW_SNAPSHOTS)
-        most--; /* one for the answer */
-    s->n_plan = prefix_plan(&e->marks, o->prompt, o->n_prompt, r->cached, known, e->cache->o.state_bytes > 0, most, s->plan);
+    plan(e, s, o, r->cached, known);
 }
 
 static void count_start(struct engine *e, const struct sequence_options *o, const struct cache_result *r)
@@ -312,14 +330,19 @@ size_t engine_cache_tail_bytes(const struct engine *e, int position)
     return e->info.page_bytes + e->backend->ops->state_packed_bytes(e->backend, position);
 }
 
+bool engine_cache_may_hang(const struct sequence *s, int position)
+{
+    return s->cell->space == s->space || position <= s->shared_end;
+}
+
 /* Later sequences may begin at this position, which lies in the cell that the sequence is in. Returns the tail, or NULL. */
 static const struct prefix_snapshot *take_tail(struct engine *e, struct sequence *s, int position)
 {
     const struct backend_ops *ops = e->backend->ops;
     const int n = position % GRID;
     const int32_t *ids = s->ids + (size_t)s->n_cells * GRID;
-    if (s->cell->space != s->space && position > s->shared_end)
-        return NULL; /* it would hang on a shared cell, and show this namespace's text to others */
+    if (!engine_cache_may_hang(s, position))
+        return NULL;
     struct prefix_snapshot *known = prefix_tail(s->cell, ids, n);
     if (known) {
         known->used = e->cache->now;
@@ -335,6 +358,8 @@ static const struct prefix_snapshot *take_tail(struct engine *e, struct sequence
         prefix_snapshot_cancel(e->cache, data, bytes);
         data = NULL;
     }
+    if (data) /* of what went on, and of whoever had the page before, nothing is kept: it may be a text that is to be forgotten */
+        slot_page_clear(&e->backend->shape, data, n);
     count_snapshot(e, data && prefix_tail_put(e->cache, s->cell, ids, n, data, bytes, s->serial) == 0);
     return prefix_tail(s->cell, ids, n);
 }
@@ -349,7 +374,7 @@ static void take_snapshot(struct engine *e, struct sequence *s)
         return;
     }
     uint8_t *data = prefix_snapshot_room(e->cache, s->serial, e->cache->o.state_bytes);
-    if (data || e->cache->n_snapshots < (size_t)e->most_snapshots) /* a budget full of this sequence's own is no failure */
+    if (data || e->cache->bytes <= e->cache->o.budget - e->cache->o.state_bytes) /* a budget full of this sequence's own is no failure */
         fill_snapshot(e, s, data);
 }
 
@@ -454,9 +479,9 @@ void engine_cache_stats(const struct engine *e, struct engine_cache_stats *out)
     out->pages_evicted = c->pages_evicted;
 }
 
-static uint64_t bytes_of(const struct engine *e, int pages, int snapshots)
+static uint64_t bytes_of(const struct engine *e, int pages, uint64_t snapshot_bytes)
 {
-    return (uint64_t)pages * e->cache->o.page_bytes + (uint64_t)snapshots * e->cache->o.state_bytes;
+    return (uint64_t)pages * e->cache->o.page_bytes + snapshot_bytes;
 }
 
 void engine_cache_drop(struct engine *e, const char *ns, struct engine_cache_removed *out)
@@ -470,7 +495,7 @@ void engine_cache_drop(struct engine *e, const char *ns, struct engine_cache_rem
             leave_cache(e, s);
     }
     struct prefix_dropped d = prefix_drop(e->cache, ns);
-    *out = (struct engine_cache_removed){.pages = d.pages, .snapshots = d.snapshots, .bytes = bytes_of(e, d.pages, d.snapshots)};
+    *out = (struct engine_cache_removed){.pages = d.pages, .snapshots = d.snapshots, .bytes = bytes_of(e, d.pages, d.snapshot_bytes)};
 }
 
 size_t engine_cache_list(const struct engine *e, struct engine_cache_entry *out, size_t max)
@@ -489,7 +514,7 @@ size_t engine_cache_list(const struct engine *e, struct engine_cache_entry *out,
         out[at] = (struct engine_cache_entry){
             .pages = s->n_pages,
             .snapshots = s->n_snapshots,
-            .bytes = bytes_of(e, s->n_pages, s->n_snapshots),
+            .bytes = bytes_of(e, s->n_pages, s->snapshot_bytes),
             .hits = s->hits,
             .idle_seconds = idle,
         };
@@ -512,16 +537,14 @@ int engine_cache_depth(const struct engine *e, const char *ns, const int32_t *pr
     return found_end(&f);
 }
 
-_Static_assert((int)CACHE_TAILS_MAX >= (int)PLAN_MOST, "a plan fits");
-
 int engine_cache_tails(const struct engine *e, const int32_t *prompt, int n_prompt, struct cache_tail out[CACHE_TAILS_MAX])
 {
     if (!e->cache || !e->cache->o.state_bytes)
         return 0;
-    int plan[PLAN_MOST], n = 0;
-    const int n_plan = prefix_plan(&e->marks, prompt, n_prompt, GRID, 0, true, PLAN_MOST, plan);
-    for (int i = 0; i < n_plan; i++)
-        if (plan[i] % GRID)
-            out[n++] = (struct cache_tail){.position = plan[i], .bytes = engine_cache_tail_bytes(e, plan[i])};
+    int ends[CACHE_TAILS_MAX], n = 0;
+    const int n_ends = prefix_ends(&e->marks, prompt, n_prompt, CACHE_TAILS_MAX, ends);
+    for (int i = 0; i < n_ends; i++)
+        if (ends[i] > GRID && ends[i] % GRID)
+            out[n++] = (struct cache_tail){.position = ends[i], .bytes = engine_cache_tail_bytes(e, ends[i])};
     return n;
 }

@@ -7,6 +7,8 @@
 #include "base/alloc.h"
 #include "engine/cache_disk.h"
 
+enum { NOBODY = 0 }; /* the maker of what was read: no sequence's serial, so that it may make room for what the sequence goes on to take */
+
 /* ---- reading ---- */
 
 /* Whether the image is one that this prompt can begin with; the disk has checked its content. */
@@ -16,7 +18,7 @@ static bool image_fits(const struct engine *e, int n_prompt, const struct cache_
         return false;
     const size_t state = e->cache->o.state_bytes;
     if (m->tail)
-        return state && m->tail < GRID && m->state && m->state_bytes == engine_cache_tail_bytes(e, m->tail);
+        return state && m->tail < GRID && m->state && m->state_bytes == engine_cache_tail_bytes(e, (int)cache_image_end(m));
     return m->n_pages && (state ? m->state && m->state_bytes == state : true);
 }
 
@@ -62,12 +64,12 @@ static struct prefix_snapshot *keep_state(struct engine *e, struct sequence *s, 
     struct prefix_cell *cell = s->cell;
     const int32_t *ids = prompt + (size_t)cell->depth * GRID;
     struct prefix_snapshot *known = m->tail ? prefix_tail(cell, ids, m->tail) : cell->snapshot;
-    if (known || !m->state || !prefix_snapshot_reserve(e->cache, s->serial, m->state_bytes))
+    if (known || !m->state || (m->tail && !engine_cache_may_hang(s, s->length)) || !prefix_snapshot_reserve(e->cache, NOBODY, m->state_bytes))
         return known;
     if (m->tail)
-        prefix_tail_put(e->cache, cell, ids, m->tail, m->state, m->state_bytes, s->serial);
+        prefix_tail_put(e->cache, cell, ids, m->tail, m->state, m->state_bytes, NOBODY);
     else
-        prefix_snapshot_put(e->cache, cell, m->state, s->serial);
+        prefix_snapshot_put(e->cache, cell, m->state, NOBODY);
     m->state = NULL;
     return m->tail ? prefix_tail(cell, ids, m->tail) : cell->snapshot;
 }
@@ -120,22 +122,6 @@ static void queue_page(struct engine *e, const struct sequence *s, int i)
     e->counts.disk_queued += cache_disk_put_page(e->disk, s->space->name, &s->keys[i], parent, (i + 1) * GRID, s->ids + (size_t)i * GRID, data);
 }
 
-void engine_disk_queue_tail(struct engine *e, struct sequence *s, const struct prefix_snapshot *tail)
-{
-    const int depth = tail->cell->depth;
-    engine_disk_queue(e, s, depth, NULL);
-    if (s->n_keys < depth)
-        return; /* no memory for keys */
-    const struct cache_key key = cache_key_next(&s->keys[depth - 1], tail->ids, tail->n);
-    if (cache_disk_has(e->disk, s->space->name, &key, true))
-        return;
-    uint8_t *copy = malloc(tail->bytes);
-    if (!copy)
-        return;
-    memcpy(copy, tail->data, tail->bytes);
-    e->counts.disk_queued += cache_disk_put_tail(e->disk, s->space->name, &key, &s->keys[depth - 1], prefix_tail_end(tail), copy, tail->bytes);
-}
-
 void engine_disk_queue(struct engine *e, struct sequence *s, int depth, const uint8_t *state)
 {
     bool *page_missing = alloc_array((size_t)depth, sizeof *page_missing), state_missing = false;
@@ -153,4 +139,19 @@ void engine_disk_queue(struct engine *e, struct sequence *s, int depth, const ui
         e->counts.disk_queued += cache_disk_put_state(e->disk, s->space->name, &s->keys[depth - 1], depth * GRID, copy);
     }
     free(page_missing);
+}
+
+void engine_disk_queue_tail(struct engine *e, struct sequence *s, const struct prefix_snapshot *tail)
+{
+    const int depth = tail->cell->depth;
+    if (make_keys(s, depth))
+        return;
+    const struct cache_key key = cache_key_next(&s->keys[depth - 1], tail->ids, tail->n);
+    const bool there = cache_disk_use_tail(e->disk, s->space->name, &key); /* before its pages: a text is evicted from its end */
+    engine_disk_queue(e, s, depth, NULL);
+    uint8_t *copy = there ? NULL : malloc(tail->bytes);
+    if (!copy)
+        return;
+    memcpy(copy, tail->data, tail->bytes);
+    e->counts.disk_queued += cache_disk_put_tail(e->disk, s->space->name, &key, &s->keys[depth - 1], prefix_tail_end(tail), copy, tail->bytes);
 }

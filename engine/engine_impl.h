@@ -65,6 +65,9 @@ void engine_cache_grown(struct engine *e, struct sequence *s);
 /* Page and state of a tail (engine/prefix_cache.h) at this position. */
 size_t engine_cache_tail_bytes(const struct engine *e, int position);
 
+/* Whether a tail at this position may hang on the sequence's last cell: not on a shared one, where it would show this namespace's text to others. */
+bool engine_cache_may_hang(const struct sequence *s, int position);
+
 /* Gives the sequence, whose pages reach to the grid line before, a page of its own with the tail's tokens and the state at the position. -1: memory or the device
  * failed, the sequence is to be made empty. */
 int engine_cache_tail_load(struct engine *e, struct sequence *s, int position, const uint8_t *data);

@@ -181,6 +181,7 @@ static void take_snapshot_off(struct prefix_cache *c, struct prefix_snapshot *s)
         *at = s->next;
     }
     cell->space->n_snapshots--;
+    cell->space->snapshot_bytes -= s->bytes;
     free(s);
 }
 
@@ -257,8 +258,10 @@ static struct prefix_dropped drop_cells(struct prefix_cache *c, const struct pre
                 cell = cell->first;
             struct prefix_cell *parent = cell->parent;
             if (cell->page >= 0) {
+                const uint64_t before = c->bytes;
                 dropped.pages++;
                 dropped.snapshots += free_snapshots(c, cell);
+                dropped.snapshot_bytes += before - c->bytes;
                 strip_cell(c, cell);
             }
             remove_cell(c, cell);
@@ -509,6 +512,7 @@ static struct prefix_snapshot *new_snapshot(struct prefix_cache *c, struct prefi
     *s = (struct prefix_snapshot){.cell = cell, .place = c->n_snapshots, .data = data, .bytes = bytes, .maker = maker, .used = c->now};
     c->snapshots[c->n_snapshots++] = s;
     cell->space->n_snapshots++;
+    cell->space->snapshot_bytes += bytes;
     return s;
 }
 

@@ -39,6 +39,7 @@ struct prefix_space {
     struct prefix_space *next;
     struct prefix_cell *first; /* cells at the start of a text; the shared ones are in the cache's own space */
     int n_cells, n_pages, n_snapshots;
+    uint64_t snapshot_bytes;
     int guests; /* sequences that hold a pointer to it */
     uint64_t hits, used;
 };
@@ -165,6 +166,7 @@ int prefix_reclaim(struct prefix_cache *c, int n);
 
 struct prefix_dropped {
     int pages, snapshots;
+    uint64_t snapshot_bytes;
 };
 /* Forgets all cells of a namespace. No sequence may hold pointers to its cells any more. */
 struct prefix_dropped prefix_drop(struct prefix_cache *c, const char *name);

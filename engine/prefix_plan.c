@@ -107,3 +107,22 @@ int prefix_plan(const struct prefix_marks *m, const int32_t *ids, int n, int fro
     }
     return p.n;
 }
+
+int prefix_ends(const struct prefix_marks *m, const int32_t *ids, int n, int most, int *out)
+{
+    const int system = prefix_system_end(m, ids, n);
+    int at = most; /* filled from the back */
+    for (int i = n - 1; i > 0 && at > 1 && m->im_end >= 0; i--) {
+        if (ids[i] != m->im_end)
+            continue;
+        const int end = message_end(i, n), open = end < n && ids[end] == m->im_start ? role_end(m->tokenizer, ids, n, end) : end;
+        if (open < n && open > end)
+            out[--at] = open;
+        if (end < n && at > 1)
+            out[--at] = end;
+    }
+    if (system && system < n && (at == most || system < out[at]))
+        out[--at] = system;
+    memmove(out, out + at, (size_t)(most - at) * sizeof *out);
+    return most - at;
+}

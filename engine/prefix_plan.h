@@ -31,4 +31,8 @@ int prefix_system_end(const struct prefix_marks *m, const int32_t *ids, int n);
  * - one every PLAN_EVERY tokens (further apart when that makes too many), so that a long text keeps landing points on the way. */
 int prefix_plan(const struct prefix_marks *m, const int32_t *ids, int n, int from, int branch, bool exact, int most, int out[PLAN_MOST]);
 
+/* Where prompts that this one goes on from may have kept an exact position: below n, in ascending order, at most `most` >= 1 of them: the end of
+ * system + tools, and from the end of the text backwards the ends of messages and of the lines that open one (where an earlier prompt ended). */
+int prefix_ends(const struct prefix_marks *m, const int32_t *ids, int n, int most, int *out);
+
 #endif

@@ -1,6 +1,7 @@
 #include "engine/slot_layout.h"
 
 #include <limits.h>
+#include <string.h>
 
 /* Packed states are little-endian, as are the GGUF files that are used in place. */
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "this code reads and writes f32 images in the machine's own order");
@@ -138,6 +139,14 @@ size_t slot_page_bytes(const struct backend_shape *sh)
 size_t slot_page_offset(const struct backend_shape *sh, int layer, bool value, int kv_head)
 {
     return (((size_t)layer * 2 + (value ? 1 : 0)) * (size_t)sh->n_kv_heads + (size_t)kv_head) * kv_head_bytes(sh);
+}
+
+void slot_page_clear(const struct backend_shape *sh, void *page, int n)
+{
+    const size_t row = slot_kv_row_bytes(sh);
+    for (int layer = 0; layer < sh->n_kv_layers; layer++)
+        for (int part = 0; part < 2 * sh->n_kv_heads; part++)
+            memset((char *)page + slot_page_offset(sh, layer, part % 2, part / 2) + (size_t)n * row, 0, (size_t)(GRID - n) * row);
 }
 
 /* ---- state slots ---- */

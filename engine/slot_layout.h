@@ -28,6 +28,9 @@ size_t slot_page_bytes(const struct backend_shape *sh);
 /* From a page's start to the keys or values of one KV head: GRID rows of slot_kv_row_bytes. */
 size_t slot_page_offset(const struct backend_shape *sh, int layer, bool value, int kv_head);
 
+/* Zeroes a page's rows from n on: what stands behind the last token of an unfinished page is some other text's, of before. */
+void slot_page_clear(const struct backend_shape *sh, void *page, int n);
+
 /* ---- state slots ---- */
 
 /* Rows of conv history: a power of two >= conv_width - 1 + ROLLBACK. A row needs conv_width - 1 rows before it, also after ROLLBACK rows were taken back. */

@@ -4,6 +4,7 @@
 #include "tests/golden/cache_util.h"
 
 #include "engine/engine_impl.h"
+#include "engine/slot_layout.h"
 
 enum { OPERATIONS = 600, MOST_LIVE = 4, PAGES = 14, MOST_TEXT = 480, FAMILIES = 3 };
 
@@ -29,7 +30,9 @@ struct world {
     struct live live[MOST_LIVE];
     int32_t system[200]; /* a system message, for the texts that begin with one */
     int n_system;
-    int starts, hits, hits_disk, checked, refused, rolled_back, dropped;
+    int32_t turn[16]; /* what stands between two messages */
+    int n_turn;
+    int starts, hits, hits_disk, hits_tail, hits_tail_disk, checked, refused, rolled_back, dropped;
     float *row, *cold_row;
 };
 
@@ -42,6 +45,23 @@ static int below(struct world *w, int n)
 }
 
 /* ---- accounts ---- */
+
+/* Behind its own tokens a tail's page holds nothing of what went on, or of whoever had the page before. */
+static void check_tail(const struct world *w, const struct prefix_snapshot *t)
+{
+    const struct backend_shape *sh = &w->e->backend->shape;
+    const size_t row = slot_kv_row_bytes(sh);
+    assert_int_equal(t->bytes, engine_cache_tail_bytes(w->e, prefix_tail_end(t)));
+    assert_true(t->cell->page >= 0);
+    if (t->cell->space == &w->e->cache->shared)
+        assert_in_range(prefix_tail_end(t), 1, w->n_system);
+    for (int layer = 0; layer < sh->n_kv_layers; layer++)
+        for (int part = 0; part < 2 * sh->n_kv_heads; part++) {
+            const uint8_t *rows = t->data + slot_page_offset(sh, layer, part % 2, part / 2);
+            for (size_t k = (size_t)t->n * row; k < GRID * row; k++)
+                assert_int_equal(rows[k], 0);
+        }
+}
 
 static void check_accounts(const struct world *w)
 {
@@ -90,8 +110,11 @@ static void check_accounts(const struct world *w)
     assert_int_equal(stats.states_running, states);
     assert_true(stats.bytes <= stats.budget);
     uint64_t bytes = 0;
-    for (size_t i = 0; i < e->cache->n_snapshots; i++)
+    for (size_t i = 0; i < e->cache->n_snapshots; i++) {
         bytes += e->cache->snapshots[i]->bytes;
+        if (e->cache->snapshots[i]->n)
+            check_tail(w, e->cache->snapshots[i]);
+    }
     assert_int_equal(stats.bytes, bytes);
 }
 
@@ -106,9 +129,18 @@ static void make_text(struct world *w, struct live *l)
         const uint32_t which = (uint32_t)(i < branch ? family : 10 + family * 4 + variant);
         l->text[i] = (int32_t)((which * 7919u + (uint32_t)i * 104729u + (which * (uint32_t)i) % 613u) % 1000u);
     }
+    /* Messages of all lengths, some of a few tokens; the prompt may end behind the line that opens one. */
+    int opened = 0, wanted = 90 + 70 * below(w, 3);
+    for (int i = 20 + 3 * family; i + w->n_turn <= MOST_TEXT;) {
+        memcpy(l->text + i, w->turn, (size_t)w->n_turn * sizeof *l->text);
+        i += w->n_turn;
+        if (!opened && i >= wanted)
+            opened = i;
+        i += 3 + (i * (i < branch ? 7 + family : 11 + variant)) % 50;
+    }
     if (family == 0) /* one of them begins with a system message */
         memcpy(l->text, w->system, (size_t)w->n_system * sizeof *l->text);
-    l->n_prompt = below(w, 3) ? 100 + 64 * below(w, 4) : 1 + below(w, 330);
+    l->n_prompt = below(w, 3) ? opened + 4 * below(w, 2) : below(w, 2) ? 100 + 64 * below(w, 4) : 1 + below(w, 330);
     l->fed = 0;
 }
 
@@ -145,6 +177,8 @@ static void start(struct world *w)
     w->starts++;
     w->hits += r.cached > 0;
     w->hits_disk += r.source == CACHE_FROM_DISK;
+    w->hits_tail += r.cached % GRID != 0;
+    w->hits_tail_disk += r.cached % GRID && r.source == CACHE_FROM_DISK;
     cache_image_free(&image);
 }
 
@@ -285,19 +319,28 @@ static void random_work_keeps_every_bit_and_every_account(void **state)
     assert_in_range(ids.len, GRID, 200);
     w.n_system = (int)ids.len;
     memcpy(w.system, ids.ids, ids.len * sizeof *ids.ids);
+    static const char turn[] = "<|im_end|>\n<|im_start|>assistant\n";
+    const struct text_range turns = {0, sizeof turn - 1};
+    ids.len = 0;
+    assert_int_equal(tokenizer_encode(engine_tokenizer(w.e), turn, sizeof turn - 1, &turns, 1, 0, &ids, NULL), 0);
+    assert_in_range(ids.len, 5, 16);
+    w.n_turn = (int)ids.len;
+    memcpy(w.turn, ids.ids, ids.len * sizeof *ids.ids);
     token_list_free(&ids);
 
     for (int i = 0; i < OPERATIONS; i++) {
         operate(&w);
         check_accounts(&w);
     }
-    print_message(
-        "# %d starts, %d hits (%d from disk), %d rows compared, %d steps refused, %d rollbacks, %d pages dropped, %llu evicted, %llu snapshots\n",
-        w.starts, w.hits, w.hits_disk, w.checked, w.refused, w.rolled_back, w.dropped, (unsigned long long)w.e->cache->pages_evicted,
-        (unsigned long long)w.e->counts.snapshots_taken);
+    print_message("# %d starts, %d hits (%d from disk; %d between grid lines, %d of them from disk), %d rows compared\n", w.starts, w.hits,
+                  w.hits_disk, w.hits_tail, w.hits_tail_disk, w.checked);
+    print_message("# %d steps refused, %d rollbacks, %d pages dropped, %llu evicted, %llu snapshots\n", w.refused, w.rolled_back, w.dropped,
+                  (unsigned long long)w.e->cache->pages_evicted, (unsigned long long)w.e->counts.snapshots_taken);
     assert_true(w.starts > 50 && w.hits > w.starts / 16 && w.checked > 60 && w.rolled_back > 2);
     assert_true(w.e->cache->pages_evicted > 20);
     assert_int_equal(w.hits_disk > 0, m->disk);
+    if (w.e->cache->o.state_bytes)
+        assert_true(w.hits_tail > 2 && w.hits_tail_disk >= m->disk);
 
     for (int i = 0; i < MOST_LIVE; i++)
         if (w.live[i].s)
@@ -339,9 +382,9 @@ static void random_work_keeps_every_bit_and_every_account(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        ON(TINY("qwen35moe-q8_0"), KV_F16, 5, false, false, 1), ON(TINY("qwen35moe-q8_0"), KV_Q8_0, 8, true, false, 2),
-        ON(TINY("qwen35-q8_0"), KV_F32, 2, false, true, 3),     ON(TINY("qwen35-q8_0"), KV_F16, 12, true, true, 4),
-        ON(TINY("qwen3-q8_0"), KV_F16, 1, false, true, 5),      ON(TINY("qwen3-q8_0"), KV_Q8_0, 1, true, false, 6),
+        ON(TINY("qwen35moe-q8_0"), KV_F16, 16, false, false, 1), ON(TINY("qwen35moe-q8_0"), KV_Q8_0, 12, true, false, 2),
+        ON(TINY("qwen35-q8_0"), KV_F32, 9, false, true, 3),      ON(TINY("qwen35-q8_0"), KV_F16, 20, true, true, 4),
+        ON(TINY("qwen3-q8_0"), KV_F16, 1, false, true, 5),       ON(TINY("qwen3-q8_0"), KV_Q8_0, 1, true, false, 6),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
