@@ -209,7 +209,7 @@ static int free_snapshots(struct prefix_cache *c, struct prefix_cell *cell)
 static void strip_cell(struct prefix_cache *c, struct prefix_cell *cell)
 {
     assert(cell->page >= 0 && cell->n_paged == 0);
-    cell->had_snapshot |= cell->snapshot != NULL;
+    cell->had_snapshot |= cell->snapshot || cell->tails;
     c->snapshots_evicted += (uint64_t)free_snapshots(c, cell);
     pages_discard(c->o.pages, cell->page);
     cell->page = -1;
@@ -427,7 +427,7 @@ struct prefix_cell *prefix_add(struct prefix_cache *c, struct prefix_space *s, s
 
 static void evict_snapshot(struct prefix_cache *c, struct prefix_snapshot *s)
 {
-    s->cell->had_snapshot |= s->n == 0;
+    s->cell->had_snapshot = true;
     c->snapshots_evicted++;
     free_snapshot(c, s);
 }

@@ -66,7 +66,7 @@ struct prefix_cell {
     int depth;         /* 1 = the first; the cell ends at position depth * GRID */
     int32_t page;      /* -1: bare text */
     int n_paged;       /* children with a page */
-    bool had_snapshot; /* one was here and was evicted */
+    bool had_snapshot; /* one, or a tail, was here and was evicted */
     struct prefix_snapshot *snapshot;
     struct prefix_snapshot *tails; /* in no order */
     uint64_t hits, used;
