@@ -46,7 +46,8 @@ static size_t whole_lines(size_t values)
 
 static size_t mid_row_bytes(int n)
 {
-    return hip_act_row_bytes(HIP_ACT_F32, n); /* the longest form */
+    const size_t plain = hip_act_row_bytes(HIP_ACT_F32, n), blocks = hip_act_row_bytes(HIP_ACT_Q8_32, n); /* the longest forms; of a single block the second */
+    return plain > blocks ? plain : blocks;
 }
 
 static size_t counter_bytes(const struct backend_shape *sh)

@@ -94,7 +94,7 @@ struct matvec_params {
 enum {
     GPU_TOP_MAX = 64,    /* most values of a gpu_top */
     GPU_TOP_PART = 1024, /* logits of one wave */
-    GPU_TOP_PARTS = 1024 /* most parts of a row */
+    GPU_TOP_PARTS = 2048 /* most parts of a row: two million logits, more than any shape may have */
 };
 
 /* What is kept of a row of logits: usable and finite ones only. */
