@@ -81,6 +81,20 @@ static void want_line(struct plan *p, int position)
     want_exactly(p, position - position % GRID);
 }
 
+/* Whether one can begin less than a cell before this position, or (`above`) behind it. To compute so few tokens again is cheaper than what a snapshot
+ * costs: a step of its own, a copy of the whole state, a place in the budget and on disk. */
+static bool crowded(const struct plan *p, int position, bool above)
+{
+    if (position - p->from < GRID && p->from > 0)
+        return true;
+    for (int i = 0; i < p->n; i++) {
+        const int apart = position - p->out[i];
+        if ((apart >= 0 && apart < GRID) || (above && apart < 0 && apart > -GRID))
+            return true;
+    }
+    return false;
+}
+
 int prefix_plan(const struct prefix_marks *m, const int32_t *ids, int n, int from, int branch, bool exact, int most, int out[PLAN_MOST])
 {
     const int last = n > 0 ? (n - 1) / GRID * GRID : 0;
@@ -94,9 +108,15 @@ int prefix_plan(const struct prefix_marks *m, const int32_t *ids, int n, int fro
         want_exactly(&p, ends[0] < n && ids[ends[0]] == m->im_start ? role_end(m->tokenizer, ids, n, ends[0]) : ends[0]);
     want_exactly(&p, prefix_system_end(m, ids, n));
     want_line(&p, branch);
-    want_line(&p, last);
-    for (int i = 1; i < n_ends; i++)
+    if (!exact || !crowded(&p, last, true))
+        want_line(&p, last);
+    int next = n; /* the end above that is wanted */
+    for (int i = 1; i < n_ends; i++) {
+        if (exact && (crowded(&p, ends[i], false) || (next < n && next - ends[i] < GRID)))
+            continue;
         want_exactly(&p, ends[i]);
+        next = ends[i];
+    }
     if (p.n < p.most) {
         /* In steps that leave room for the last one too. */
         int apart = PLAN_EVERY;

@@ -28,6 +28,7 @@ int prefix_system_end(const struct prefix_marks *m, const int32_t *ids, int n);
  * - `branch`, where this text left a known one (0: nowhere);
  * - the last one before the end of the prompt;
  * - the ends of the messages before: where an edit, or a turn whose reasoning the template drops, branches off;
+ *   these and the one before only where no exact position is less than a cell away;
  * - one every PLAN_EVERY tokens (further apart when that makes too many), so that a long text keeps landing points on the way. */
 int prefix_plan(const struct prefix_marks *m, const int32_t *ids, int n, int from, int branch, bool exact, int most, int out[PLAN_MOST]);
 

@@ -644,6 +644,40 @@ static int line(size_t position)
     return (int)position / GRID * GRID;
 }
 
+/* A conversation of short messages asks for few steps of its own: positions are a cell apart, but for the line that opens the answer, which costs none. */
+static void short_messages_share_a_position(void **state)
+{
+    (void)state;
+    struct tokenizer *t = open_tokenizer();
+    const struct prefix_marks m = prefix_marks_of(t);
+    for (int words = 1; words < 120; words += 7) {
+        struct token_list ids = {0};
+        int plan[PLAN_MOST] = {0};
+        add_message(t, &ids, "system", 100);
+        const int system = (int)ids.len;
+        for (int i = 0; i < 6; i++)
+            add_message(t, &ids, i % 2 ? "assistant" : "user", words);
+        add_message(t, &ids, "user", 5);
+        static const char open[] = "<|im_start|>assistant\n";
+        const struct text_range all = {0, sizeof open - 1};
+        assert_int_equal(tokenizer_encode(t, open, sizeof open - 1, &all, 1, 0, &ids, NULL), 0);
+        const int opened = (int)ids.len;
+        token_list_add(&ids, 300);
+        int n = prefix_plan(&m, ids.ids, (int)ids.len, 0, 0, true, PLAN_MOST, plan);
+        assert_int_equal(plan[0], system);
+        assert_int_equal(plan[n - 1], opened);
+        for (int i = 1; i < n - 1; i++)
+            assert_true(plan[i] - plan[i - 1] >= GRID);
+        assert_true(n >= 2 + (words > GRID)); /* the last message, when it is sent again changed, has a place to begin */
+        /* Going on from just before: the end alone. */
+        n = prefix_plan(&m, ids.ids, (int)ids.len, opened - 30, 0, true, PLAN_MOST, plan);
+        assert_int_equal(n, 1);
+        assert_int_equal(plan[0], opened);
+        token_list_free(&ids);
+    }
+    tokenizer_close(t);
+}
+
 static void a_prompt_wants_snapshots_where_the_next_one_begins(void **state)
 {
     (void)state;
@@ -662,7 +696,7 @@ static void a_prompt_wants_snapshots_where_the_next_one_begins(void **state)
     static const char open[] = "<|im_start|>assistant\n<think>\n\n</think>\n\n";
     const struct text_range all = {0, sizeof open - 1};
     assert_int_equal(tokenizer_encode(t, open, sizeof open - 1, &all, 1, 0, &ids, NULL), 0);
-    for (int i = 0; i < 70; i++) /* as far as a prompt goes that is resumed in the middle of its answer */
+    for (int i = 0; i < 140; i++) /* as far as a prompt goes that is resumed in the middle of its answer */
         token_list_add(&ids, 300);
     const int n = (int)ids.len;
     assert_int_equal(prefix_system_end(&m, ids.ids, n), system);
@@ -773,6 +807,7 @@ int main(void)
         cmocka_unit_test(a_text_read_again_fills_its_bare_cells),
         cmocka_unit_test(bare_text_is_forgotten_in_the_end),
         cmocka_unit_test(an_empty_space_goes),
+        cmocka_unit_test(short_messages_share_a_position),
         cmocka_unit_test(a_prompt_wants_snapshots_where_the_next_one_begins),
         cmocka_unit_test(only_a_system_message_counts_as_one),
         cmocka_unit_test(a_long_text_has_landing_points_on_the_way),
