@@ -73,7 +73,7 @@ struct reading { /* one call of cache_disk_read */
     int from, first; /* tokens and full pages that the caller has */
     int limit;       /* pages first .. limit - 1 are there, as far as is known */
     int tail;        /* the deepest tail that still seems possible, an index; -1 none */
-    bool *state; /* [n]: the state at the end of page i is there, as far as is known; later: the page's time of change is to be set */
+    bool *state;     /* [n]: the state at the end of page i is there, as far as is known; later: the page's time of change is to be set */
     bool touch_state;
     bool read_failed, damaged, no_memory, removed;
 };
@@ -493,8 +493,7 @@ static bool enqueue(struct cache_disk *d, const char *ns, const char *folder, co
     return true;
 }
 
-static bool put(struct cache_disk *d, const char *ns, const struct cache_file_head *head, const struct cache_key *beside, uint8_t *data,
-                size_t bytes)
+static bool put(struct cache_disk *d, const char *ns, const struct cache_file_head *head, const struct cache_key *beside, uint8_t *data, size_t bytes)
 {
     char folder[CACHE_FOLDER_MAX];
     bool queued = false;
@@ -528,8 +527,8 @@ bool cache_disk_put_state(struct cache_disk *d, const char *ns, const struct cac
     return position % CACHE_FILE_IDS == 0 ? put(d, ns, &head, key, data, 0) : (free(data), false);
 }
 
-bool cache_disk_put_tail(struct cache_disk *d, const char *ns, const struct cache_key *key, const struct cache_key *parent, int position, uint8_t *data,
-                         size_t bytes)
+bool cache_disk_put_tail(struct cache_disk *d, const char *ns, const struct cache_key *key, const struct cache_key *parent, int position,
+                         uint8_t *data, size_t bytes)
 {
     const struct cache_file_head head = {.kind = CACHE_FILE_STATE, .key = *key, .position = position};
     return position % CACHE_FILE_IDS ? put(d, ns, &head, parent, data, bytes) : (free(data), false);

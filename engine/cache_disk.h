@@ -92,8 +92,8 @@ bool cache_disk_put_page(struct cache_disk *d, const char *ns, const struct cach
 bool cache_disk_put_state(struct cache_disk *d, const char *ns, const struct cache_key *key, int position, uint8_t *data);
 
 /* The same for a tail of `bytes` at a position that is no multiple of 64; parent: the key at the grid line before. */
-bool cache_disk_put_tail(struct cache_disk *d, const char *ns, const struct cache_key *key, const struct cache_key *parent, int position, uint8_t *data,
-                         size_t bytes);
+bool cache_disk_put_tail(struct cache_disk *d, const char *ns, const struct cache_key *key, const struct cache_key *parent, int position,
+                         uint8_t *data, size_t bytes);
 
 /* Whether a tail is stored or queued; it then counts as used now. */
 bool cache_disk_use_tail(struct cache_disk *d, const char *ns, const struct cache_key *key);

@@ -148,8 +148,8 @@ static int alloc_scratch(struct engine *e, struct error *err)
     e->tops = alloc_array(rows, sizeof(struct top_row *));
     e->picked = alloc_array(sequences, sizeof *e->picked);
     e->drafts = alloc_array(rows, sizeof *e->drafts);
-    if (!e->alive || !e->ids || !e->spans || !e->before || !e->logit_rows || !e->draft_rows || !e->logits || !e->drafts ||
-        !e->best || !e->tops || !e->picked)
+    if (!e->alive || !e->ids || !e->spans || !e->before || !e->logit_rows || !e->draft_rows || !e->logits || !e->drafts || !e->best || !e->tops ||
+        !e->picked)
         return error_set(err, "out of memory for steps of %d rows", e->info.max_rows);
     return 0;
 }

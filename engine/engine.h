@@ -33,7 +33,7 @@ enum device {
 
 struct engine_options {
     const char *model_path;
-    int context;   /* most tokens of one sequence; 0 = min(the model's, 32768) */
+    int context; /* most tokens of one sequence; 0 = min(the model's, 32768) */
     enum device device;
     int device_ordinal;      /* which of several GPUs */
     const char *hip_library; /* NULL or "" = libamdhip64 where the system finds it */
@@ -111,8 +111,9 @@ struct sequence_options {
     const char *ns;        /* namespace, valid by cache_namespace_valid; NULL or "" = the default one */
     const int32_t *prompt; /* [n_prompt] >= 1; the caller feeds prompt + sequence_length(s) on in steps */
     int n_prompt;
-    struct cache_image *image; /* what the disk holds of the prompt (pages and state verified by cache_disk_read), or NULL; borrowed, but its state may be taken */
-    bool no_cache;                   /* neither use nor feed the cache */
+    struct cache_image
+        *image; /* what the disk holds of the prompt (pages and state verified by cache_disk_read), or NULL; borrowed, but its state may be taken */
+    bool no_cache; /* neither use nor feed the cache */
 };
 
 /* A sequence that begins with the longest cached prefix of the prompt; at least one token is left to run. `r` receives what was found and must not

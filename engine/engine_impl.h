@@ -46,7 +46,7 @@ struct engine {
     struct top_row **tops;  /* [max_rows] */
     struct top_row *picked; /* [max_sequences] */
     uint32_t *usable;       /* [(V + 31) / 32] ids that a sampler may pick */
-    int32_t *experts; /* [n_layers][rows][used] */
+    int32_t *experts;       /* [n_layers][rows][used] */
     size_t cap_experts;
 };
 

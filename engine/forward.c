@@ -231,7 +231,8 @@ static int read_rows(struct forward *f, const struct wanted *w, int i, int k, st
     for (int j = 0, end; j < k; j = end) {
         for (end = j; end < k && !(w->best && w->best[i + end]); end++)
             ;
-        if (end > j && f->b->ops->read(f->b, f->bufs[BUF_LOGITS], (size_t)j * v * sizeof(float), f->logits, (size_t)(end - j) * v * sizeof(float), err))
+        if (end > j &&
+            f->b->ops->read(f->b, f->bufs[BUF_LOGITS], (size_t)j * v * sizeof(float), f->logits, (size_t)(end - j) * v * sizeof(float), err))
             return -1;
         for (int r = j; r < end; r++)
             memcpy(w->logits[i + r], f->logits + (size_t)(r - j) * v, v * sizeof(float));

@@ -46,8 +46,8 @@ struct prefix_space {
 
 struct prefix_snapshot {
     struct prefix_cell *cell;
-    size_t place;   /* in the cache's list */
-    uint8_t *data;  /* [bytes]: the state; of a tail the page, then the state */
+    size_t place;  /* in the cache's list */
+    uint8_t *data; /* [bytes]: the state; of a tail the page, then the state */
     size_t bytes;
     uint64_t maker; /* the sequence that took it */
     uint64_t hits, used;
@@ -114,9 +114,9 @@ enum prefix_loss { PREFIX_COMPLETE, PREFIX_UNKNOWN, PREFIX_EMPTY, PREFIX_NO_STAT
 struct prefix_found {
     struct prefix_cell *landing;  /* deepest cell that the text can begin behind, with at least one token left; NULL: none */
     struct prefix_snapshot *tail; /* a tail that reaches deeper than the landing, with at least one token left; NULL: none */
-    struct prefix_cell *known;   /* deepest cell with the same text, page or not; NULL: none */
-    int matched;                 /* tokens of the text that are known, the part of a cell included */
-    enum prefix_loss loss;       /* what was lost between the landing and the last grid line of the known text */
+    struct prefix_cell *known;    /* deepest cell with the same text, page or not; NULL: none */
+    int matched;                  /* tokens of the text that are known, the part of a cell included */
+    enum prefix_loss loss;        /* what was lost between the landing and the last grid line of the known text */
 };
 
 /* Looks a text up. n_shared: how many of its first cells are shared ones. Changes nothing. */

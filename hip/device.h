@@ -69,6 +69,7 @@ int hip_device_sync(struct hip_device *d, struct error *err);
 
 bool hip_device_failed(const struct hip_device *d);
 const char *hip_device_error(const struct hip_device *d); /* the sticky error's text, "" without one */
-void hip_device_fail(struct hip_device *d, const char *format, ...) __attribute__((format(printf, 2, 3))); /* makes this the sticky error, if there is none */
+void hip_device_fail(struct hip_device *d, const char *format, ...)
+    __attribute__((format(printf, 2, 3))); /* makes this the sticky error, if there is none */
 
 #endif

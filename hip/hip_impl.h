@@ -46,7 +46,7 @@ struct hip {
     struct backend_ops ops; /* base.ops, with this device's name */
     char name[40];          /* "hip gfx1152" */
     struct hip_device *dev;
-    bool borrowed; /* dev is closed by somebody else */
+    bool borrowed;           /* dev is closed by somebody else */
     struct hip_store *store; /* hip_store.c */
     struct gpu_step step;    /* of the step in progress; n_rows 0: none */
     struct span *spans;      /* [step.n_spans], the host's copy (pages not kept): for launch geometry */

@@ -20,13 +20,13 @@ _Static_assert((int)GPU_Q4_K == BLOCK_Q4_K && (int)GPU_Q5_K == BLOCK_Q5_K && (in
 
 /* Device memory that lives as long as the backend. The queue is in order, so an operation may write over what the one before it read. */
 struct hip_mat {
-    int width;          /* values of the widest activation row */
-    void *act[KINDS];   /* [max_rows] rows in each form */
-    float *joined;      /* [max_rows][2 * D]; mtp_join */
-    float *gate, *up;   /* [max_rows][dense_ff] */
-    int32_t *rows;      /* [max_logit_rows] */
-    int parts;          /* of a row of logits; 0: the vocabulary is too large for hip_top */
-    uint64_t *keys;     /* [TOP_ROWS][parts][GPU_TOP_MAX] */
+    int width;                  /* values of the widest activation row */
+    void *act[KINDS];           /* [max_rows] rows in each form */
+    float *joined;              /* [max_rows][2 * D]; mtp_join */
+    float *gate, *up;           /* [max_rows][dense_ff] */
+    int32_t *rows;              /* [max_logit_rows] */
+    int parts;                  /* of a row of logits; 0: the vocabulary is too large for hip_top */
+    uint64_t *keys;             /* [TOP_ROWS][parts][GPU_TOP_MAX] */
     float *part_max, *part_sum; /* [TOP_ROWS][parts] */
 };
 
@@ -64,11 +64,10 @@ int hip_mat_open(struct hip *h, struct error *err)
     for (int kind = 0; kind < KINDS; kind++)
         if (!(m->act[kind] = room(h, rows, hip_act_row_bytes((enum hip_act)kind, m->width), 1, err)))
             return -1;
-    if (!(m->joined = room(h, rows, 2 * (size_t)sh->n_embd, sizeof(float), err)) ||
-        !(m->rows = room(h, logit_rows, 1, sizeof *m->rows, err)))
+    if (!(m->joined = room(h, rows, 2 * (size_t)sh->n_embd, sizeof(float), err)) || !(m->rows = room(h, logit_rows, 1, sizeof *m->rows, err)))
         return -1;
-    if (sh->dense_ff > 0 && (!(m->gate = room(h, rows, (size_t)sh->dense_ff, sizeof(float), err)) ||
-                             !(m->up = room(h, rows, (size_t)sh->dense_ff, sizeof(float), err))))
+    if (sh->dense_ff > 0 &&
+        (!(m->gate = room(h, rows, (size_t)sh->dense_ff, sizeof(float), err)) || !(m->up = room(h, rows, (size_t)sh->dense_ff, sizeof(float), err))))
         return -1;
     const int parts = (sh->n_vocab + GPU_TOP_PART - 1) / GPU_TOP_PART;
     if (parts < 1 || parts > GPU_TOP_PARTS)
@@ -288,8 +287,8 @@ void hip_project_add(struct backend *b, struct buffer *x, struct weight *w, stru
 {
     struct hip *hip = hip_of(b);
     const int rows = hip->step.n_rows;
-    if (!hip_ready(hip) || !hip_fits(hip, "project_add", w, 0, 0, 1) ||
-        !hip_has(hip, "project_add: x", x, (size_t)rows, (size_t)w->gpu.n_in) || !hip_has(hip, "project_add: h", h, (size_t)rows, (size_t)w->gpu.n_out))
+    if (!hip_ready(hip) || !hip_fits(hip, "project_add", w, 0, 0, 1) || !hip_has(hip, "project_add: x", x, (size_t)rows, (size_t)w->gpu.n_in) ||
+        !hip_has(hip, "project_add: h", h, (size_t)rows, (size_t)w->gpu.n_out))
         return;
     if (w->gpu.n_in > hip->mat->width) {
         hip_device_fail(hip->dev, "project_add: weight %s has rows of %d values, more than any of this model's shape", w->name, w->gpu.n_in);
@@ -377,7 +376,8 @@ void hip_mtp_join(struct backend *b, struct buffer *embedding, struct buffer *hi
     products(hip, &product, 1, rows);
 }
 
-_Static_assert(sizeof(struct gpu_top) == sizeof(struct top_row) && offsetof(struct gpu_top, top) == offsetof(struct top_row, top) && (int)GPU_TOP_MAX == (int)TOP_MOST,
+_Static_assert(sizeof(struct gpu_top) == sizeof(struct top_row) && offsetof(struct gpu_top, top) == offsetof(struct top_row, top) &&
+                   (int)GPU_TOP_MAX == (int)TOP_MOST,
                "the device writes a struct top_row");
 
 void hip_top(struct backend *b, struct buffer *logits, int n, int k, struct buffer *usable, struct buffer *out)
@@ -389,7 +389,8 @@ void hip_top(struct backend *b, struct buffer *logits, int n, int k, struct buff
     if (hip_device_failed(h->dev) || n < 1)
         return;
     if (k < 0 || k > GPU_TOP_MAX || m->parts == 0) {
-        hip_device_fail(h->dev, "top: the best %d of %d logits, but the GPU finds at most %d of %d", k, vocab, GPU_TOP_MAX, GPU_TOP_PARTS * GPU_TOP_PART);
+        hip_device_fail(h->dev, "top: the best %d of %d logits, but the GPU finds at most %d of %d", k, vocab, GPU_TOP_MAX,
+                        GPU_TOP_PARTS * GPU_TOP_PART);
         return;
     }
     if (!hip_has(h, "top: logits", logits, (size_t)n, (size_t)vocab) || (usable && !hip_has(h, "top: usable", usable, 1, words)) ||

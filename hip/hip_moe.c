@@ -6,7 +6,8 @@
 
 #include "hip/hip_impl.h"
 
-_Static_assert((int)GPU_ACT_F32 == HIP_ACT_F32 && (int)GPU_ACT_Q8_32 == HIP_ACT_Q8_32 && (int)GPU_ACT_Q8_256 == HIP_ACT_Q8_256, "params.h names the forms");
+_Static_assert((int)GPU_ACT_F32 == HIP_ACT_F32 && (int)GPU_ACT_Q8_32 == HIP_ACT_Q8_32 && (int)GPU_ACT_Q8_256 == HIP_ACT_Q8_256,
+               "params.h names the forms");
 
 enum {
     MOE_ROWS = 1024,     /* rows that go through together: bounds the scratch */
@@ -16,12 +17,12 @@ enum {
 
 /* Scratch. Pairs are (row, rank); `mid` has the pairs first and then the rows of the shared expert. */
 struct hip_moe {
-    void *block; /* of all */
-    int rows;    /* that fit */
-    uint8_t *x[HIP_ACT_Q8_256 + 1]; /* [rows] of the normalised x in each form, or NULL where no weight can want it */
-    float *logits, *shared_logit;   /* [rows][E], [rows] */
-    int32_t *chosen;                /* [rows][used] */
-    float *share;                   /* [rows][used + 1] */
+    void *block;                       /* of all */
+    int rows;                          /* that fit */
+    uint8_t *x[HIP_ACT_Q8_256 + 1];    /* [rows] of the normalised x in each form, or NULL where no weight can want it */
+    float *logits, *shared_logit;      /* [rows][E], [rows] */
+    int32_t *chosen;                   /* [rows][used] */
+    float *share;                      /* [rows][used + 1] */
     int32_t *sorted_row, *sorted_pair; /* [rows * used] */
     struct gpu_moe_tile *tiles;        /* [tiles_of] */
     float *gate, *up;                  /* [rows * used][expert_ff], then [rows][shared_ff] */
@@ -46,7 +47,8 @@ static size_t whole_lines(size_t values)
 
 static size_t mid_row_bytes(int n)
 {
-    const size_t plain = hip_act_row_bytes(HIP_ACT_F32, n), blocks = hip_act_row_bytes(HIP_ACT_Q8_32, n); /* the longest forms; of a single block the second */
+    const size_t plain = hip_act_row_bytes(HIP_ACT_F32, n),
+                 blocks = hip_act_row_bytes(HIP_ACT_Q8_32, n); /* the longest forms; of a single block the second */
     return plain > blocks ? plain : blocks;
 }
 
@@ -61,10 +63,10 @@ static size_t place(struct hip_moe *m, uint8_t *base, const struct backend_shape
     const size_t n = (size_t)m->rows, used = (size_t)sh->n_experts_used, pairs = n * used, experts = (size_t)sh->n_experts, dim = (size_t)sh->n_embd;
     const size_t ffs = whole_lines(pairs * (size_t)sh->expert_ff) + n * (size_t)sh->shared_ff;
     size_t at = 0;
-#define TAKE(member, bytes)                          \
-    do {                                             \
-        (m->member) = base ? (void *)(base + at) : NULL; \
-        at += ((bytes) + 255) & ~(size_t)255;        \
+#define TAKE(member, bytes)                                                                                                                          \
+    do {                                                                                                                                             \
+        (m->member) = base ? (void *)(base + at) : NULL;                                                                                             \
+        at += ((bytes) + 255) & ~(size_t)255;                                                                                                        \
     } while (0)
     TAKE(x[HIP_ACT_F32], n * hip_act_row_bytes(HIP_ACT_F32, sh->n_embd));
     if (sh->n_embd % 32 == 0)
@@ -94,8 +96,8 @@ int hip_moe_open(struct hip *h, struct error *err)
     if (sh->n_experts < 1)
         return 0;
     if (sh->n_experts > MOE_EXPERTS || sh->n_experts_used < 1 || sh->n_experts_used > MOE_USED || sh->n_experts_used > sh->n_experts)
-        return error_set(err, "the GPU's router takes up to %d experts, up to %d of them for a token; this model has %d and %d: use device cpu", MOE_EXPERTS,
-                         MOE_USED, sh->n_experts, sh->n_experts_used);
+        return error_set(err, "the GPU's router takes up to %d experts, up to %d of them for a token; this model has %d and %d: use device cpu",
+                         MOE_EXPERTS, MOE_USED, sh->n_experts, sh->n_experts_used);
     struct hip_moe *m = calloc(1, sizeof *m);
     if (!m)
         return error_set(err, "out of memory for the experts' scratch");
@@ -149,7 +151,8 @@ static void activate(const struct moe_run *run, const float *h, const struct wei
 {
     const struct moe_weights *w = run->w;
     const struct weight *const all[] = {w->router, w->gate, w->up, w->shared_router, w->shared_gate, w->shared_up};
-    struct act_params p = {.x = h, .norm = (const float *)(const void *)norm->gpu.data, .eps = run->h->base.shape.norm_eps, .n = run->h->base.shape.n_embd};
+    struct act_params p = {
+        .x = h, .norm = (const float *)(const void *)norm->gpu.data, .eps = run->h->base.shape.norm_eps, .n = run->h->base.shape.n_embd};
     for (size_t i = 0; i < (run->shared ? 6U : 3U); i++) {
         uint8_t *x = run->m->x[form_of(all[i])];
         switch (form_of(all[i])) {
@@ -335,8 +338,8 @@ static struct tile_kernels tile_kernels(const struct weight *w)
 }
 
 /* y = w (and `pair`, or NULL) times rows of x, over the tiles of pairs. */
-static void tile(const struct moe_run *run, const struct weight *w, const struct weight *pair, const uint8_t *x, const int32_t *x_row, const int32_t *y_row,
-                 float *y)
+static void tile(const struct moe_run *run, const struct weight *w, const struct weight *pair, const uint8_t *x, const int32_t *x_row,
+                 const int32_t *y_row, float *y)
 {
     const struct tile_kernels k = tile_kernels(w);
     if (!k.known) {
@@ -386,12 +389,8 @@ static void prefill(const struct moe_run *run, float *h, int32_t *chosen)
     activate_mid(run, m->gate, fused ? NULL : m->up, run->pairs, w->down, m->mid);
     tile(run, w->down, NULL, m->mid, NULL, m->sorted_pair, m->out);
 
-    const struct moe_sum_params sum = {.out = m->out,
-                                       .shared = run->shared ? m->shared_out : NULL,
-                                       .share = m->share,
-                                       .h = h,
-                                       .used = run->used,
-                                       .n = g->base.shape.n_embd};
+    const struct moe_sum_params sum = {
+        .out = m->out, .shared = run->shared ? m->shared_out : NULL, .share = m->share, .h = h, .used = run->used, .n = g->base.shape.n_embd};
     HIP_LAUNCH(g->dev, moe_sum, (unsigned)run->rows, 1, 1, sum);
 }
 
@@ -420,7 +419,8 @@ static bool check_weights(struct hip *h, const struct weight *norm, const struct
         return false;
     }
     return hip_fits(h, "moe: shared_router", w->shared_router, dim, 1, 1) && hip_fits(h, "moe: shared_gate", w->shared_gate, dim, sh->shared_ff, 1) &&
-           hip_fits(h, "moe: shared_up", w->shared_up, dim, sh->shared_ff, 1) && hip_fits(h, "moe: shared_down", w->shared_down, sh->shared_ff, dim, 1);
+           hip_fits(h, "moe: shared_up", w->shared_up, dim, sh->shared_ff, 1) &&
+           hip_fits(h, "moe: shared_down", w->shared_down, sh->shared_ff, dim, 1);
 }
 
 void hip_moe(struct backend *b, struct buffer *buf, struct weight *norm, const struct moe_weights *w, struct buffer *chosen)

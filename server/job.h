@@ -36,7 +36,7 @@ struct job {
     int fed, stop;        /* length of the sequence, and where its next step should end */
     int most_fed;         /* the longest it has been */
     int failed_starts;
-    int overtaken; /* times that a smaller job started while it was the first of those that wait */
+    int overtaken;                            /* times that a smaller job started while it was the first of those that wait */
     uint64_t turn;                            /* struct step_claim */
     bool started;                             /* once at least */
     uint64_t started_at, picked_at, token_at; /* first start, first pick, last token; 0: not yet */

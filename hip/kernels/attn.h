@@ -40,7 +40,7 @@ enum { ATTN_TOP_EXPONENT = 14 };
 #define ATTN_INLINE __attribute__((always_inline))
 #if defined(__clang__)
 #define ATTN_UNROLL _Pragma("unroll")
-#define ATTN_LOOP _Pragma("clang loop unroll(disable)")
+#define ATTN_LOOP   _Pragma("clang loop unroll(disable)")
 #else
 #define ATTN_UNROLL
 #define ATTN_LOOP
@@ -92,8 +92,7 @@ union attn_operand {
 DEV wmma_h_t attn_load_halves(const void *p) /* on 16 bytes */
 {
     attn_operand a;
-    ATTN_UNROLL for (int i = 0; i < WMMA_AB_K / 8; i++)
-        a.part[i] = load_half8((const half *)p + 8 * i);
+    ATTN_UNROLL for (int i = 0; i < WMMA_AB_K / 8; i++) a.part[i] = load_half8((const half *)p + 8 * i);
     return a.h;
 }
 
@@ -182,8 +181,8 @@ struct attn_block {
 
 /* What a lane knows of its queries (column lane % 16 of each tile). */
 template <class K> struct attn_lane {
-    int pos[K::tiles];     /* -1: no query */
-    int head[K::tiles];    /* index in [R][NH] */
+    int pos[K::tiles];  /* -1: no query */
+    int head[K::tiles]; /* index in [R][NH] */
     float factor[K::tiles], m[K::tiles], s[K::tiles];
 };
 
@@ -234,18 +233,15 @@ template <class K> DEV void attn_gather(const struct attn_mix_params &p, const s
             ATTN_UNROLL for (int j = 0; j < MINE; j += 4)
             {
                 const f32x4_t four = load_f32x4(from + j);
-                ATTN_UNROLL for (int k = 0; k < 4; k++)
-                    x[j + k] = four[k];
+                ATTN_UNROLL for (int k = 0; k < 4; k++) x[j + k] = four[k];
             }
         }
-        ATTN_UNROLL for (int j = 0; j < MINE; j++)
-            top = attn_larger(top, as_int(x[j]) & 0x7fffffff);
+        ATTN_UNROLL for (int j = 0; j < MINE; j++) top = attn_larger(top, as_int(x[j]) & 0x7fffffff);
         int exponent = attn_wave_largest(top) >> 23; /* 127: the largest lies in [1, 2) */
         exponent = attn_larger(exponent, ATTN_TOP_EXPONENT + 1);
         const float scale = as_float((254 + ATTN_TOP_EXPONENT - exponent) << 23);
         attn_operand high, low;
-        ATTN_UNROLL for (int j = 0; j < MINE; j++)
-            attn_halve(x[j] * scale, &high.one[j], &low.one[j]);
+        ATTN_UNROLL for (int j = 0; j < MINE; j++) attn_halve(x[j] * scale, &high.one[j], &low.one[j]);
         half *to_high = &sh->q[i / 16][0][i % 16][c], *to_low = &sh->q[i / 16][1][i % 16][c];
         if constexpr (MINE == 8) {
             store_half8(to_high, high.part[0]);
@@ -287,12 +283,10 @@ template <class K> DEV void attn_scores_f16(const struct attn_mix_params &p, con
 {
     const half *key = (const half *)row + wmma_ab_k0();
     if constexpr (!K::whole) {
-        ATTN_LOOP for (int kk = 0; kk < p.head_dim / 16; kk++)
-            attn_score_step<K>(sh, attn_load_halves(key + 16 * kk), kk, s);
+        ATTN_LOOP for (int kk = 0; kk < p.head_dim / 16; kk++) attn_score_step<K>(sh, attn_load_halves(key + 16 * kk), kk, s);
     } else {
         wmma_h_t ahead[K::ahead];
-        ATTN_UNROLL for (int kk = 0; kk < K::ahead; kk++)
-            ahead[kk] = attn_load_halves(key + 16 * kk);
+        ATTN_UNROLL for (int kk = 0; kk < K::ahead; kk++) ahead[kk] = attn_load_halves(key + 16 * kk);
         ATTN_UNROLL for (int kk = 0; kk < K::steps; kk++)
         {
             attn_issue_loads();
@@ -311,9 +305,7 @@ template <class K> DEV void attn_score_block(const struct attn_shared<K> *sh, wm
     attn_issue_loads();
     attn_score_step<K>(sh, attn_operand_of_bytes(high), 2 * block + 1, c);
     const f32x4_t d[2] = {load_f32x4(&sh->d_k[block][token]), load_f32x4(&sh->d_k[block][token + 4])};
-    ATTN_UNROLL for (int t = 0; t < K::tiles; t++)
-        ATTN_UNROLL for (int i = 0; i < 8; i++)
-            s[t][i] = gpu_fmaf(d[i / 4][i % 4], c[t][i], s[t][i]);
+    ATTN_UNROLL for (int t = 0; t < K::tiles; t++) ATTN_UNROLL for (int i = 0; i < 8; i++) s[t][i] = gpu_fmaf(d[i / 4][i % 4], c[t][i], s[t][i]);
 }
 
 /* `token`: the first of the 8 that are in the lane's accumulator. */
@@ -326,15 +318,13 @@ DEV void attn_scores_q8(const struct attn_mix_params &p, const struct attn_share
             attn_score_block<K>(sh, attn_load_bytes(key + 34 * b), attn_load_bytes(key + 34 * b + 16), b, token, s);
     } else {
         wmma_i8_t ahead[2][2];
-        ATTN_UNROLL for (int i = 0; i < 4; i++)
-            ahead[i / 2][i % 2] = attn_load_bytes(key + 34 * (i / 2) + 16 * (i % 2));
+        ATTN_UNROLL for (int i = 0; i < 4; i++) ahead[i / 2][i % 2] = attn_load_bytes(key + 34 * (i / 2) + 16 * (i % 2));
         ATTN_UNROLL for (int b = 0; b < K::blocks; b++)
         {
             attn_issue_loads();
             attn_score_block<K>(sh, ahead[b % 2][0], ahead[b % 2][1], b, token, s);
             if (b + 2 < K::blocks)
-                ATTN_UNROLL for (int i = 0; i < 2; i++)
-                    ahead[b % 2][i] = attn_load_bytes(key + 34 * (b + 2) + 16 * i);
+                ATTN_UNROLL for (int i = 0; i < 2; i++) ahead[b % 2][i] = attn_load_bytes(key + 34 * (b + 2) + 16 * i);
         }
     }
 }
@@ -392,9 +382,8 @@ template <class K> DEV void attn_load_values(const struct attn_mix_params &p, co
 /* Values of tokens after `last` may be anything, NaN too, which a weight of 0 does not silence. The integers of q8_0 are always finite. */
 template <class K> DEV void attn_clear_values(int first, int last, struct attn_values<K> *v)
 {
-    ATTN_UNROLL for (int i = 0; i < WMMA_AB_K; i++)
-        ATTN_UNROLL for (int w = 0; w < K::value_words; w++)
-            v->word[i][w] = first + i <= last ? v->word[i][w] : 0;
+    ATTN_UNROLL for (int i = 0; i < WMMA_AB_K; i++) ATTN_UNROLL for (int w = 0; w < K::value_words; w++) v->word[i][w] =
+        first + i <= last ? v->word[i][w] : 0;
 }
 
 /* Lanes r and r ^ 8 exchange halves: afterwards the low half of a word is in the first block, the high half in the second. */
@@ -402,8 +391,8 @@ template <class K> DEV void attn_turn_values(struct attn_values<K> *v)
 {
     if constexpr (K::q8 && K::columns == 4) {
         const uint32_t selector = lane_id() & 8 ? 0x03020706 : 0x05040100;
-        ATTN_UNROLL for (int i = 0; i < WMMA_AB_K; i++)
-            v->word[i][0] = attn_pick((uint32_t)shfl_xor_i<8>((int)v->word[i][0]), v->word[i][0], selector);
+        ATTN_UNROLL for (int i = 0; i < WMMA_AB_K; i++) v->word[i][0] =
+            attn_pick((uint32_t)shfl_xor_i<8>((int)v->word[i][0]), v->word[i][0], selector);
     }
 }
 
@@ -425,8 +414,7 @@ template <class K> DEV wmma_h_t attn_value_operand(const struct attn_values<K> &
 template <class K> DEV void attn_mix_step(const struct attn_shared<K> *sh, const wmma_h_t *a, int at, int wave, attn_acc<K> &acc)
 {
     const uint32_t query = lane_id() & 15;
-    ATTN_UNROLL for (int first = 0; first < K::columns; first += K::pass)
-        ATTN_UNROLL for (int t = 0; t < K::tiles; t++)
+    ATTN_UNROLL for (int first = 0; first < K::columns; first += K::pass) ATTN_UNROLL for (int t = 0; t < K::tiles; t++)
     {
         attn_operand high, low;
         if constexpr (K::q8) {
@@ -434,17 +422,14 @@ template <class K> DEV void attn_mix_step(const struct attn_shared<K> *sh, const
             ATTN_UNROLL for (int i = 0; i < WMMA_AB_K; i += 4)
             {
                 const f32x4_t weight = load_f32x4(&sh->p32[t][query][at + i]), by = load_f32x4(d + i);
-                ATTN_UNROLL for (int k = 0; k < 4; k++)
-                    attn_halve(weight[k] * by[k], &high.one[i + k], &low.one[i + k]);
+                ATTN_UNROLL for (int k = 0; k < 4; k++) attn_halve(weight[k] * by[k], &high.one[i + k], &low.one[i + k]);
             }
         } else {
             high.h = attn_load_halves(&sh->p[t][0][query][at]);
             low.h = attn_load_halves(&sh->p[t][1][query][at]);
         }
-        ATTN_UNROLL for (int j = 0; j < K::pass; j++)
-            acc[t][first + j] = wmma_f16(a[first + j], high.h, acc[t][first + j]);
-        ATTN_UNROLL for (int j = 0; j < K::pass; j++)
-            acc[t][first + j] = wmma_f16(a[first + j], low.h, acc[t][first + j]);
+        ATTN_UNROLL for (int j = 0; j < K::pass; j++) acc[t][first + j] = wmma_f16(a[first + j], high.h, acc[t][first + j]);
+        ATTN_UNROLL for (int j = 0; j < K::pass; j++) acc[t][first + j] = wmma_f16(a[first + j], low.h, acc[t][first + j]);
         attn_issue_loads(); /* no more than one tile's weights in registers */
     }
 }
@@ -462,8 +447,7 @@ DEV void attn_page_scores(const struct attn_mix_params &p, const struct attn_blo
 {
     const int wave = uniform_i((int)(tid_x() >> 5)), first = page * GPU_GRID + 16 * wave; /* the wave's first token */
     const int upper = 8 * (int)(lane_id() >> 4);
-    ATTN_UNROLL for (int t = 0; t < K::tiles; t++)
-        s[t] = f32x8_t{};
+    ATTN_UNROLL for (int t = 0; t < K::tiles; t++) s[t] = f32x8_t{};
     if (first <= b.last_pos) {
         const uint8_t *row = keys + (16 * (uint32_t)wave + attn_token()) * attn_row_bytes<K>(p);
         if constexpr (K::q8)
@@ -528,8 +512,7 @@ DEV void attn_page_values(const struct attn_mix_params &p, const struct attn_blo
         const int q = 16 * t + query;
         l.s[t] = gpu_fmaf(l.s[t], shrink[t], (sh->sum[0][q] + sh->sum[1][q]) + (sh->sum[2][q] + sh->sum[3][q]));
         if (shrink[t] != 1.0f) /* multiplying would change nothing */
-            ATTN_UNROLL for (int j = 0; j < K::columns; j++)
-                acc[t][j] *= shrink[t];
+            ATTN_UNROLL for (int j = 0; j < K::columns; j++) acc[t][j] *= shrink[t];
     }
     if (!K::whole && wave * (K::dim / 4) >= p.head_dim)
         return;
@@ -542,8 +525,7 @@ DEV void attn_page_values(const struct attn_mix_params &p, const struct attn_blo
         if (!K::q8 && 16 * step + 15 > last)
             attn_clear_values<K>(16 * step + k0, last, &next);
         attn_turn_values<K>(&next);
-        ATTN_UNROLL for (int j = 0; j < K::columns; j++)
-            a[j] = attn_value_operand<K>(next, j);
+        ATTN_UNROLL for (int j = 0; j < K::columns; j++) a[j] = attn_value_operand<K>(next, j);
         attn_issue_loads();
         if (step + 1 < GPU_GRID / 16) /* of tokens of this page: there is memory, whatever it holds */
             attn_load_values<K>(p, values, 16 * (step + 1) + k0, &next);
@@ -588,8 +570,7 @@ DEV void attn_part(const struct attn_mix_params &p, const struct attn_block &b, 
     {
         l.m[t] = -__builtin_inff();
         l.s[t] = 0.0f;
-        ATTN_UNROLL for (int j = 0; j < K::columns; j++)
-            acc[t][j] = f32x8_t{};
+        ATTN_UNROLL for (int j = 0; j < K::columns; j++) acc[t][j] = f32x8_t{};
     }
     if constexpr (K::q8) { /* d of the first page's keys; the others' during the page before */
         const int page = part * (ATTN_PART / GPU_GRID);
@@ -633,8 +614,7 @@ template <class K, class F> DEV void attn_each_pair(const struct attn_mix_params
     ATTN_UNROLL for (int t = 0; t < K::tiles; t++)
     {
         const int head = attn_opaque(l.head[t]);
-        ATTN_UNROLL for (int i = 0; i < 8; i++)
-            ATTN_UNROLL for (int j = 0; j < K::columns; j += 2)
+        ATTN_UNROLL for (int i = 0; i < 8; i++) ATTN_UNROLL for (int j = 0; j < K::columns; j += 2)
         {
             const int c = attn_channel<K>(wave, row + i * (WMMA_AB_K / 8), j);
             if (l.pos[t] >= 0 && (K::whole || c < p.head_dim))
@@ -645,8 +625,7 @@ template <class K, class F> DEV void attn_each_pair(const struct attn_mix_params
 }
 
 /* What a lane's queries have of part `part` to where the last workgroup finds it. */
-template <class K>
-DEV void attn_store_part(const struct attn_mix_params &p, const struct attn_lane<K> &l, int part, attn_acc<K> &acc)
+template <class K> DEV void attn_store_part(const struct attn_mix_params &p, const struct attn_lane<K> &l, int part, attn_acc<K> &acc)
 {
     attn_each_pair<K>(p, l, [&](int t, int i, int j, int head, int c) ATTN_INLINE {
         float *to = p.part_acc + ((size_t)head * (size_t)p.parts + (size_t)part) * (size_t)p.head_dim + (size_t)c;
@@ -654,9 +633,8 @@ DEV void attn_store_part(const struct attn_mix_params &p, const struct attn_lane
     });
     if (tid_x() >= 16)
         return;
-    ATTN_UNROLL for (int t = 0; t < K::tiles; t++)
-        if (l.pos[t] >= 0)
-            *(f32x2_t *)(p.part_ms + ((size_t)l.head[t] * (size_t)p.parts + (size_t)part) * 2) = f32x2_t{l.m[t], l.s[t]};
+    ATTN_UNROLL for (int t = 0; t < K::tiles; t++) if (l.pos[t] >= 0) *
+        (f32x2_t *)(p.part_ms + ((size_t)l.head[t] * (size_t)p.parts + (size_t)part) * 2) = f32x2_t{l.m[t], l.s[t]};
 }
 
 /* The workgroup that finishes the last of a block's parts merges them all, in order. */
@@ -688,11 +666,9 @@ template <class K> DEV void attn_merge_parts(const struct attn_mix_params &p, co
             const f32x4_t other = load_f32x4(from + (size_t)part * (size_t)p.head_dim);
             float keep, add;
             attn_merge(&m, &s, ms[2 * part], ms[2 * part + 1], &keep, &add);
-            ATTN_UNROLL for (int k = 0; k < 4; k++)
-                total[k] = attn_merged(total[k], other[k], keep, add);
+            ATTN_UNROLL for (int k = 0; k < 4; k++) total[k] = attn_merged(total[k], other[k], keep, add);
         }
-        ATTN_UNROLL for (int k = 0; k < 4; k++)
-            total[k] = attn_finished(p, total[k], s, head, c + k);
+        ATTN_UNROLL for (int k = 0; k < 4; k++) total[k] = attn_finished(p, total[k], s, head, c + k);
         store_f32x4(p.out + (size_t)head * (size_t)p.head_dim + c, total);
     }
 }
@@ -759,11 +735,11 @@ template <class K> DEV void attn_mix_block(const struct attn_mix_params &p, stru
     attn_merge_parts<K>(p, b, sh, n_parts);
 }
 
-#define ATTN_KERNEL(name, dim, tiles, q8, whole)                  \
-    KERNEL(128) name(struct attn_mix_params p)                    \
-    {                                                             \
-        SHARED struct attn_shared<attn_kind<dim, tiles, q8, whole>> shared; \
-        attn_mix_block<attn_kind<dim, tiles, q8, whole>>(p, &shared); \
+#define ATTN_KERNEL(name, dim, tiles, q8, whole)                                                                                                     \
+    KERNEL(128) name(struct attn_mix_params p)                                                                                                       \
+    {                                                                                                                                                \
+        SHARED struct attn_shared<attn_kind<dim, tiles, q8, whole>> shared;                                                                          \
+        attn_mix_block<attn_kind<dim, tiles, q8, whole>>(p, &shared);                                                                                \
     }
 ATTN_KERNEL(attn_few_256, 256, 1, false, true)
 ATTN_KERNEL(attn_many_256, 256, 2, false, true)

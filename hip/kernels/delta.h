@@ -43,8 +43,8 @@ enum {
 #define DELTA_ROLLED
 #else
 #define DELTA_PRAGMA(text) _Pragma(#text)
-#define DELTA_UNROLLED(n) DELTA_PRAGMA(unroll n) /* n times, or all when n is not given: what indexes registers must be a constant */
-#define DELTA_ROLLED _Pragma("nounroll")
+#define DELTA_UNROLLED(n)  DELTA_PRAGMA(unroll n) /* n times, or all when n is not given: what indexes registers must be a constant */
+#define DELTA_ROLLED       _Pragma("nounroll")
 #endif
 
 /* Block types of vectors and filters, engine/blocks.h (hip_delta.c compares). */
@@ -448,10 +448,12 @@ DEV void cell_dots_few(const struct delta_cell &cell, int wave, struct delta_sha
 {
     const int tid = delta_tid(), s = tid >> 2, chain = tid & 3, steps = cell.dim / 16, end = cell.t0 + cell.n;
     const float *ks = cell_key(cell, delta_min(s, end - 1)) + 4 * chain;
-    DELTA_ROLLED for (int t = delta_max(cell.t0, DELTA_BLOCK * wave); t < end; t++) {
+    DELTA_ROLLED for (int t = delta_max(cell.t0, DELTA_BLOCK * wave); t < end; t++)
+    {
         const float *q = cell_q(cell, t), *k = q + cell.k_row;
         float kk = 0.0f, qk = 0.0f;
-        DELTA_UNROLLED(8) for (int m = 0; m < steps; m++) {
+        DELTA_UNROLLED(8) for (int m = 0; m < steps; m++)
+        {
             const f32x4_t y = load_f32x4(ks + 16 * m), xk = delta_load(k, 16 * m + 4 * chain), xq = delta_load(q, 16 * m + 4 * chain);
             for (int e = 0; e < 4; e++) {
                 kk = gpu_fmaf(xk[e], y[e], kk);
@@ -472,7 +474,8 @@ DEV void cell_dots_few(const struct delta_cell &cell, int wave, struct delta_sha
 /* Chain `chain` of sixteens m0 .. m0+steps-1 of the keys of all rows of the cell, turned: [4 * steps][row], so that lanes can take a row each. */
 DEV void cell_turn_keys(const struct delta_cell &cell, float *turned, int chain, int m0, int steps)
 {
-    DELTA_ROLLED for (int i = delta_tid(); i < 8 * GPU_GRID; i += DELTA_THREADS) {
+    DELTA_ROLLED for (int i = delta_tid(); i < 8 * GPU_GRID; i += DELTA_THREADS)
+    {
         const int m = i & 7, s = i >> 3;
         if (m >= steps || s >= cell.t0 + cell.n)
             continue;
@@ -490,16 +493,19 @@ struct delta_dots {
 template <bool WIDE> DEV void cell_dots_add(const struct delta_sources &from, const float *turned, int at, int steps, struct delta_dots &sum)
 {
     const int lane = delta_lane();
-    DELTA_ROLLED for (int m = 0; m < steps; m++) {
+    DELTA_ROLLED for (int m = 0; m < steps; m++)
+    {
         float y[4][2];
         for (int e = 0; e < 4; e++) {
             y[e][0] = turned[(4 * m + e) * DELTA_TURNED + lane];
             y[e][1] = WIDE ? turned[(4 * m + e) * DELTA_TURNED + lane + 32] : 0.0f;
         }
-        DELTA_UNROLLED() for (int part = 0; part < DELTA_BLOCK; part += DELTA_PART) {
+        DELTA_UNROLLED() for (int part = 0; part < DELTA_BLOCK; part += DELTA_PART)
+        {
             delta_apart();
             const float *q = delta_fresh(from.q + at + 16 * m), *k = delta_fresh(q + from.k_row);
-            DELTA_UNROLLED() for (int r = part; r < part + DELTA_PART; r++) {
+            DELTA_UNROLLED() for (int r = part; r < part + DELTA_PART; r++)
+            {
                 const f32x4_t xq = delta_same_f32x4_at(q, from.row[r]), xk = delta_same_f32x4_at(k, from.row[r]);
                 for (int e = 0; e < 4; e++)
                     for (int half = 0; half < (WIDE ? 2 : 1); half++) {
@@ -515,9 +521,11 @@ template <bool WIDE> DEV void cell_dots_add(const struct delta_sources &from, co
 template <int DIM, bool WIDE> DEV void cell_dots_many(const struct delta_rule_params &p, const struct delta_place &place, struct delta_shared &shared)
 {
     struct delta_dots total = {}, third = {};
-    DELTA_ROLLED for (int chain = 0; chain < 4; chain++) {
+    DELTA_ROLLED for (int chain = 0; chain < 4; chain++)
+    {
         struct delta_dots sum = {};
-        DELTA_ROLLED for (int m0 = 0; 16 * m0 < delta_dim<DIM>(p); m0 += 8) {
+        DELTA_ROLLED for (int m0 = 0; 16 * m0 < delta_dim<DIM>(p); m0 += 8)
+        {
             const struct delta_cell cell = delta_cell_of<DIM>(p, place);
             const struct delta_block block = delta_block_of(place);
             const int steps = delta_min(cell.dim / 16 - m0, 8);
@@ -527,28 +535,26 @@ template <int DIM, bool WIDE> DEV void cell_dots_many(const struct delta_rule_pa
             if (block.kept)
                 cell_dots_add<WIDE>(cell_sources(cell, block), shared.turned, 16 * m0 + 4 * chain, steps, sum);
         }
-        DELTA_UNROLLED() for (int r = 0; r < DELTA_BLOCK; r++)
-            for (int half = 0; half < (WIDE ? 2 : 1); half++) {
-                if (chain == 2) {
-                    third.kk[r][half] = sum.kk[r][half];
-                    third.qk[r][half] = sum.qk[r][half];
-                    continue;
-                }
-                const float kk = chain == 3 ? third.kk[r][half] + sum.kk[r][half] : sum.kk[r][half];
-                const float qk = chain == 3 ? third.qk[r][half] + sum.qk[r][half] : sum.qk[r][half];
-                total.kk[r][half] = chain == 0 ? kk : total.kk[r][half] + kk;
-                total.qk[r][half] = chain == 0 ? qk : total.qk[r][half] + qk;
+        DELTA_UNROLLED() for (int r = 0; r < DELTA_BLOCK; r++) for (int half = 0; half < (WIDE ? 2 : 1); half++)
+        {
+            if (chain == 2) {
+                third.kk[r][half] = sum.kk[r][half];
+                third.qk[r][half] = sum.qk[r][half];
+                continue;
             }
+            const float kk = chain == 3 ? third.kk[r][half] + sum.kk[r][half] : sum.kk[r][half];
+            const float qk = chain == 3 ? third.qk[r][half] + sum.qk[r][half] : sum.qk[r][half];
+            total.kk[r][half] = chain == 0 ? kk : total.kk[r][half] + kk;
+            total.qk[r][half] = chain == 0 ? qk : total.qk[r][half] + qk;
+        }
     }
     const struct delta_block block = delta_block_of(place);
     const int lane = delta_lane();
-    DELTA_UNROLLED() for (int r = 0; r < DELTA_BLOCK; r++)
-        for (int half = 0; half < (WIDE ? 2 : 1); half++)
-            if (block.kept >> r & 1)
-                cell_keep_dots(shared.coef, block.first + r, lane + 32 * half, total.kk[r][half], total.qk[r][half]);
-    DELTA_ROLLED for (int t = block.lo; t < block.hi; t++)
-        for (int half = 0; half < (WIDE ? 2 : 1); half++)
-            cell_decay_dots(shared, t, lane + 32 * half);
+    DELTA_UNROLLED()
+    for (int r = 0; r < DELTA_BLOCK; r++) for (int half = 0; half < (WIDE ? 2 : 1); half++) if (block.kept >> r & 1)
+        cell_keep_dots(shared.coef, block.first + r, lane + 32 * half, total.kk[r][half], total.qk[r][half]);
+    DELTA_ROLLED for (int t = block.lo; t < block.hi; t++) for (int half = 0; half < (WIDE ? 2 : 1); half++)
+        cell_decay_dots(shared, t, lane + 32 * half);
 }
 
 /* ---- products ---- */
@@ -567,30 +573,28 @@ DEV void cell_products(const struct delta_cell &cell, int column, const struct d
     enum { PART = ROWS < DELTA_PART ? ROWS : DELTA_PART };
     const int dim = cell.dim;
     f32x4_t ahead[2][DEPTH];
-    DELTA_UNROLLED() for (int r = 0; r < ROWS; r++)
-        km[r] = qm[r] = f32x4_t{0.0f, 0.0f, 0.0f, 0.0f};
-    DELTA_UNROLLED() for (int j = 0; j < DEPTH; j++)
-        ahead[0][j] = delta_load(cell.m, j * dim + column);
-    DELTA_ROLLED for (int i = 0; i < dim; i += 2 * DEPTH)
-        DELTA_UNROLLED() for (int half = 0; half < 2; half++) {
-            const int at = i + half * DEPTH, next = at + DEPTH < dim ? at + DEPTH : 0;
-            DELTA_UNROLLED() for (int j = 0; j < DEPTH; j++)
-                ahead[1 - half][j] = delta_load(cell.m + next * dim, j * dim + column);
-            DELTA_UNROLLED() for (int j = 0; j < DEPTH; j += 4)
-                DELTA_UNROLLED() for (int part = 0; part < ROWS; part += PART) {
-                    const float *q = delta_fresh(from.q + at + j), *k = delta_fresh(q + from.k_row);
-                    if (ROWS > 1)
-                        delta_apart();
-                    DELTA_UNROLLED() for (int r = part; r < part + PART; r++) {
-                        const uint32_t row = ROWS > 1 ? from.row[r] : 0;
-                        const f32x4_t xq = delta_same_f32x4_at(q, row), xk = delta_same_f32x4_at(k, row);
-                        for (int e = 0; e < 4; e++) {
-                            km[r] = delta_fma(xk[e], ahead[half][j + e], km[r]);
-                            qm[r] = delta_fma(xq[e], ahead[half][j + e], qm[r]);
-                        }
-                    }
+    DELTA_UNROLLED() for (int r = 0; r < ROWS; r++) km[r] = qm[r] = f32x4_t{0.0f, 0.0f, 0.0f, 0.0f};
+    DELTA_UNROLLED() for (int j = 0; j < DEPTH; j++) ahead[0][j] = delta_load(cell.m, j * dim + column);
+    DELTA_ROLLED for (int i = 0; i < dim; i += 2 * DEPTH) DELTA_UNROLLED() for (int half = 0; half < 2; half++)
+    {
+        const int at = i + half * DEPTH, next = at + DEPTH < dim ? at + DEPTH : 0;
+        DELTA_UNROLLED() for (int j = 0; j < DEPTH; j++) ahead[1 - half][j] = delta_load(cell.m + next * dim, j * dim + column);
+        DELTA_UNROLLED() for (int j = 0; j < DEPTH; j += 4) DELTA_UNROLLED() for (int part = 0; part < ROWS; part += PART)
+        {
+            const float *q = delta_fresh(from.q + at + j), *k = delta_fresh(q + from.k_row);
+            if (ROWS > 1)
+                delta_apart();
+            DELTA_UNROLLED() for (int r = part; r < part + PART; r++)
+            {
+                const uint32_t row = ROWS > 1 ? from.row[r] : 0;
+                const f32x4_t xq = delta_same_f32x4_at(q, row), xk = delta_same_f32x4_at(k, row);
+                for (int e = 0; e < 4; e++) {
+                    km[r] = delta_fma(xk[e], ahead[half][j + e], km[r]);
+                    qm[r] = delta_fma(xq[e], ahead[half][j + e], qm[r]);
                 }
+            }
         }
+    }
 }
 
 /* The wave's rows before the stages. */
@@ -602,7 +606,8 @@ DEV void cell_begin_rows(const struct delta_rule_params &p, const struct delta_p
     if (has.hi - has.lo == 1) {
         const struct delta_cell cell = delta_cell_of<DIM>(p, place);
         cell_products<1, 8>(cell, delta_column_of(cell.dim, start).at, cell_sources(cell, has), rows.u, rows.o);
-        DELTA_UNROLLED() for (int r = 1; r < DELTA_BLOCK; r++) {
+        DELTA_UNROLLED() for (int r = 1; r < DELTA_BLOCK; r++)
+        {
             rows.u[r] = rows.u[0];
             rows.o[r] = rows.o[0];
         }
@@ -614,7 +619,8 @@ DEV void cell_begin_rows(const struct delta_rule_params &p, const struct delta_p
     const struct delta_block block = delta_block_of(place);
     const int old = cell.t0 - block.first, column = delta_column_of(cell.dim, start).at;
     const float *u = cell.u + (size_t)block.first * (size_t)cell.v_row, *v = cell_q(cell, block.first) + cell.v_at;
-    DELTA_UNROLLED() for (int r = 0; r < DELTA_BLOCK; r++) {
+    DELTA_UNROLLED() for (int r = 0; r < DELTA_BLOCK; r++)
+    {
         if (r < old)
             rows.u[r] = delta_load(u, r * cell.v_row + column);
         if (!(block.kept >> r & 1))
@@ -633,15 +639,15 @@ DEV void cell_begin_rows(const struct delta_rule_params &p, const struct delta_p
 /* The wave's own stage: U of its new rows from U of the rows before them in the block. */
 DEV void cell_solve(const float *coef, const struct delta_block &block, struct delta_rows &rows)
 {
-    DELTA_UNROLLED() for (int r = 1; r < DELTA_BLOCK; r++) {
+    DELTA_UNROLLED() for (int r = 1; r < DELTA_BLOCK; r++)
+    {
         if (!(block.kept >> r & 1))
             continue;
         const float *a = coef + (block.first + r) * DELTA_COEF + block.first;
         f32x4_t a4[2] = {load_f32x4(a)}, chain = {0.0f, 0.0f, 0.0f, 0.0f};
         if (r > 4)
             a4[1] = load_f32x4(a + 4);
-        DELTA_UNROLLED() for (int s = 0; s < r; s++)
-            chain = delta_fma(a4[s / 4][s % 4], rows.u[s], chain);
+        DELTA_UNROLLED() for (int s = 0; s < r; s++) chain = delta_fma(a4[s / 4][s % 4], rows.u[s], chain);
         rows.u[r] -= chain;
     }
 }
@@ -651,7 +657,8 @@ DEV void cell_publish(const struct delta_cell &cell, const struct delta_block &b
 {
     const struct delta_column column = delta_column_of(cell.dim, start);
     float *u = cell.u + (size_t)block.first * (size_t)cell.v_row;
-    DELTA_UNROLLED() for (int r = 0; r < DELTA_BLOCK; r++) {
+    DELTA_UNROLLED() for (int r = 0; r < DELTA_BLOCK; r++)
+    {
         store_f32x4(solved + r * DELTA_COLUMNS + 4 * column.lane, rows.u[r]);
         if ((block.kept >> r & 1) && column.has)
             delta_store(u, r * cell.v_row + column.at, rows.u[r]);
@@ -663,15 +670,16 @@ DEV void cell_absorb(const float *coef, const float *earlier, int before, const 
 {
     const int lane = delta_lane();
     f32x4_t u[DELTA_BLOCK];
-    DELTA_UNROLLED() for (int s = 0; s < DELTA_BLOCK; s++)
-        u[s] = load_f32x4(earlier + s * DELTA_COLUMNS + 4 * lane);
-    DELTA_UNROLLED() for (int r = 0; r < DELTA_BLOCK; r++) {
+    DELTA_UNROLLED() for (int s = 0; s < DELTA_BLOCK; s++) u[s] = load_f32x4(earlier + s * DELTA_COLUMNS + 4 * lane);
+    DELTA_UNROLLED() for (int r = 0; r < DELTA_BLOCK; r++)
+    {
         if (!(block.kept >> r & 1))
             continue;
         const float *a = coef + (block.first + r) * DELTA_COEF + before, *b = coef + before * DELTA_COEF + block.first + r;
         const f32x4_t a4[2] = {load_f32x4(a), load_f32x4(a + 4)};
         f32x4_t of_u = {0.0f, 0.0f, 0.0f, 0.0f}, of_o = {0.0f, 0.0f, 0.0f, 0.0f};
-        DELTA_UNROLLED() for (int s = 0; s < DELTA_BLOCK; s++) {
+        DELTA_UNROLLED() for (int s = 0; s < DELTA_BLOCK; s++)
+        {
             of_u = delta_fma(a4[s / 4][s % 4], u[s], of_u);
             of_o = delta_fma(b[s * DELTA_COEF], u[s], of_o);
         }
@@ -701,19 +709,20 @@ DEV void cell_finish(const struct delta_rule_params &params, const struct delta_
     const size_t at = (size_t)(cell.row + block.lo - cell.t0) * (size_t)cell.v_row + (size_t)(head * cell.dim);
     float *y = p.out + at;
     const float *z = p.z + at;
-    DELTA_UNROLLED() for (int r = 0; r < DELTA_BLOCK; r++) {
+    DELTA_UNROLLED() for (int r = 0; r < DELTA_BLOCK; r++)
+    {
         if (!(block.kept >> r & 1))
             continue;
         f32x4_t o = {0.0f, 0.0f, 0.0f, 0.0f};
-        DELTA_UNROLLED() for (int s = 0; s <= r; s++)
-            o = delta_fma(shared.coef[(block.first + s) * DELTA_COEF + block.first + r], rows.u[s], o);
+        DELTA_UNROLLED() for (int s = 0; s <= r; s++) o = delta_fma(shared.coef[(block.first + s) * DELTA_COEF + block.first + r], rows.u[s], o);
         o += rows.o[r];
         if (whole)
             store_f32x4(shared.done + r * DELTA_COLUMNS + own, o);
         else
             delta_store(y, (block.first + r - block.lo) * cell.v_row + column.at, o);
     }
-    DELTA_ROLLED for (int t = block.lo; t < block.hi && whole; t++, y += cell.v_row, z += cell.v_row) {
+    DELTA_ROLLED for (int t = block.lo; t < block.hi && whole; t++, y += cell.v_row, z += cell.v_row)
+    {
         const f32x4_t o = load_f32x4(shared.done + (t - block.first) * DELTA_COLUMNS + own);
         f32x4_t before = {0.0f, 0.0f, 0.0f, 0.0f}; /* a head has 256 columns at most */
         float sum = 0.0f;
@@ -740,34 +749,36 @@ DEV void cell_fold(const struct delta_cell &cell, int wave, const struct delta_s
     enum { ROWS = 16 };
     const float keep = gpu_expf(shared.sums[GPU_GRID - 1]);
     DELTA_ROLLED for (int i = ROWS * wave; i < cell.dim; i += ROWS * DELTA_WAVES)
-        DELTA_ROLLED for (int start = 0; start < cell.dim; start += DELTA_COLUMNS) {
-            const struct delta_column column = delta_column_of(cell.dim, start);
-            float *m = cell.m + i * cell.dim;
-            f32x4_t sum[ROWS];
-            if (!column.has)
-                continue;
-            DELTA_UNROLLED() for (int r = 0; r < ROWS; r++)
-                sum[r] = keep * delta_load(m, r * cell.dim + column.at);
-            const float *u = cell.u;
-            f32x4_t next = delta_load(u, column.at);
-            DELTA_ROLLED for (int t = 0, end = cell.t0; t < GPU_GRID; end = GPU_GRID) { /* the old rows, then the new */
-                const float *k = cell_key(cell, t) + i;
-                const int step = t < cell.t0 ? cell.k_row : cell.channels;
-                DELTA_ROLLED for (; t < end; t++, k += step) {
-                    const f32x4_t grown = shared.decay[t] * next;
-                    const float *x = delta_fresh(k);
-                    u += t + 1 < GPU_GRID ? cell.v_row : 0;
-                    next = delta_load(u, column.at);
-                    DELTA_UNROLLED() for (int r = 0; r < ROWS; r += 4) {
-                        const f32x4_t x4 = delta_same_f32x4(x + r);
-                        for (int e = 0; e < 4; e++)
-                            sum[r + e] = delta_fma(x4[e], grown, sum[r + e]);
-                    }
+        DELTA_ROLLED for (int start = 0; start < cell.dim; start += DELTA_COLUMNS)
+    {
+        const struct delta_column column = delta_column_of(cell.dim, start);
+        float *m = cell.m + i * cell.dim;
+        f32x4_t sum[ROWS];
+        if (!column.has)
+            continue;
+        DELTA_UNROLLED() for (int r = 0; r < ROWS; r++) sum[r] = keep * delta_load(m, r * cell.dim + column.at);
+        const float *u = cell.u;
+        f32x4_t next = delta_load(u, column.at);
+        DELTA_ROLLED for (int t = 0, end = cell.t0; t < GPU_GRID; end = GPU_GRID)
+        { /* the old rows, then the new */
+            const float *k = cell_key(cell, t) + i;
+            const int step = t < cell.t0 ? cell.k_row : cell.channels;
+            DELTA_ROLLED for (; t < end; t++, k += step)
+            {
+                const f32x4_t grown = shared.decay[t] * next;
+                const float *x = delta_fresh(k);
+                u += t + 1 < GPU_GRID ? cell.v_row : 0;
+                next = delta_load(u, column.at);
+                DELTA_UNROLLED() for (int r = 0; r < ROWS; r += 4)
+                {
+                    const f32x4_t x4 = delta_same_f32x4(x + r);
+                    for (int e = 0; e < 4; e++)
+                        sum[r + e] = delta_fma(x4[e], grown, sum[r + e]);
                 }
             }
-            DELTA_UNROLLED() for (int r = 0; r < ROWS; r++)
-                delta_store(m, r * cell.dim + column.at, sum[r]);
         }
+        DELTA_UNROLLED() for (int r = 0; r < ROWS; r++) delta_store(m, r * cell.dim + column.at, sum[r]);
+    }
 }
 
 /* ---- the kernels ---- */
@@ -784,11 +795,13 @@ template <int DIM> DEV void delta_work(const struct delta_rule_params &p, const 
         cell_dots_many<DIM, true>(p, place, shared);
     else
         cell_dots_many<DIM, false>(p, place, shared);
-    DELTA_ROLLED for (int start = 0; start < delta_dim<DIM>(p); start += DELTA_COLUMNS) {
+    DELTA_ROLLED for (int start = 0; start < delta_dim<DIM>(p); start += DELTA_COLUMNS)
+    {
         struct delta_rows rows = {};
         cell_begin_rows<DIM>(p, place, shared, start, rows);
         sync_threads(); /* coef is there, and `turned` is free */
-        DELTA_ROLLED for (int b = 0; b <= last; b++) {
+        DELTA_ROLLED for (int b = 0; b <= last; b++)
+        {
             float *solved = shared.turned + (b & 1) * DELTA_BLOCK * DELTA_COLUMNS;
             const struct delta_block block = delta_block_of(place);
             if (place.wave == b) {
@@ -820,7 +833,8 @@ template <int DIM> DEV void delta_span(const struct delta_rule_params &p, struct
     place.wave = uniform_i(delta_tid() >> 5);
     for (int i = delta_tid(); i < delta_dim<DIM>(p); i += DELTA_THREADS)
         shared.norm[i] = delta_value(&p.norm, p.norm.data, i);
-    DELTA_ROLLED for (int done = 0; done < delta_span_of(p).n; done += place.n) {
+    DELTA_ROLLED for (int done = 0; done < delta_span_of(p).n; done += place.n)
+    {
         const struct gpu_span span = delta_span_of(p);
         place.row = span.row + done;
         place.t0 = (span.pos + done) & (GPU_GRID - 1);

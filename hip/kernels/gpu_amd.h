@@ -24,8 +24,8 @@
 
 /* The instructions differ from one generation to the next, so a target is named here only after somebody has looked at it. */
 #if defined(__AMDGCN__)
-#if defined(__gfx1100__) || defined(__gfx1101__) || defined(__gfx1102__) || defined(__gfx1103__) || defined(__gfx1150__) || \
-    defined(__gfx1151__) || defined(__gfx1152__) || defined(__gfx1153__)
+#if defined(__gfx1100__) || defined(__gfx1101__) || defined(__gfx1102__) || defined(__gfx1103__) || defined(__gfx1150__) || defined(__gfx1151__) ||  \
+    defined(__gfx1152__) || defined(__gfx1153__)
 #define GPU_GFX11 1
 #elif defined(__gfx1200__) || defined(__gfx1201__)
 #define GPU_GFX12 1
@@ -65,8 +65,8 @@ typedef uint32_t u32x4_t __attribute__((ext_vector_type(4)));
 
 #define DEV static inline __attribute__((device, always_inline))
 /* The compiler assumes 1024 threads, and so fewer registers, unless told. */
-#define KERNEL(threads) extern "C" __attribute__((global, amdgpu_flat_work_group_size(threads, threads))) void
-#define SHARED static __attribute__((shared))
+#define KERNEL(threads)    extern "C" __attribute__((global, amdgpu_flat_work_group_size(threads, threads))) void
+#define SHARED             static __attribute__((shared))
 #define GLOBAL(T, address) ((T *)(__attribute__((address_space(1))) T *)(uint64_t)(address))
 
 /* ---- who am I ---- */

@@ -204,8 +204,7 @@ DEV void mid_block(const float *gate, const float *up, int at, int n, int form, 
     float v[ACT_EACH], by[ACT_EACH];
     load_values(v, gate, i, n, aligned);
     load_values(by, up, i, n, aligned);
-    UNROLL for (int j = 0; j < ACT_EACH; j++)
-        v[j] = i + j < n ? silu_f(v[j]) * by[j] : 0.0f;
+    UNROLL for (int j = 0; j < ACT_EACH; j++) v[j] = i + j < n ? silu_f(v[j]) * by[j] : 0.0f;
     if (form == GPU_ACT_Q8_256)
         quantise_256(v, row + (uint32_t)at / 256 * ACT_256_BYTES);
     else if (form == GPU_ACT_Q8_32)
@@ -332,16 +331,16 @@ template <class W> DEV void moe_float_tile(const struct moe_tile_params *p)
     }
 }
 
-#define MOE_TILE_KERNELS(type)                              \
-    KERNEL(256) moe_rows_##type(struct moe_tile_params p)   \
-    {                                                       \
-        SHARED struct tile_shared shared;                   \
-        moe_tile<struct tile_##type, 1>(&shared, &p);       \
-    }                                                       \
-    KERNEL(256) moe_pair_##type(struct moe_tile_params p)   \
-    {                                                       \
-        SHARED struct tile_shared shared;                   \
-        moe_tile<struct tile_##type, 2>(&shared, &p);       \
+#define MOE_TILE_KERNELS(type)                                                                                                                       \
+    KERNEL(256) moe_rows_##type(struct moe_tile_params p)                                                                                            \
+    {                                                                                                                                                \
+        SHARED struct tile_shared shared;                                                                                                            \
+        moe_tile<struct tile_##type, 1>(&shared, &p);                                                                                                \
+    }                                                                                                                                                \
+    KERNEL(256) moe_pair_##type(struct moe_tile_params p)                                                                                            \
+    {                                                                                                                                                \
+        SHARED struct tile_shared shared;                                                                                                            \
+        moe_tile<struct tile_##type, 2>(&shared, &p);                                                                                                \
     }
 MOE_TILE_KERNELS(q4_k)
 MOE_TILE_KERNELS(q5_k)
@@ -350,10 +349,10 @@ MOE_TILE_KERNELS(q8_0)
 MOE_TILE_KERNELS(q4_0)
 #undef MOE_TILE_KERNELS
 
-#define MOE_FLOAT_KERNEL(type)                            \
-    KERNEL(256) moe_rows_##type(struct moe_tile_params p) \
-    {                                                     \
-        moe_float_tile<struct tile_##type>(&p);           \
+#define MOE_FLOAT_KERNEL(type)                                                                                                                       \
+    KERNEL(256) moe_rows_##type(struct moe_tile_params p)                                                                                            \
+    {                                                                                                                                                \
+        moe_float_tile<struct tile_##type>(&p);                                                                                                      \
     }
 MOE_FLOAT_KERNEL(f32)
 MOE_FLOAT_KERNEL(f16)

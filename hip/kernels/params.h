@@ -55,10 +55,10 @@ struct gpu_matrix {
 /* Row r of the result is row index[r] (or r) of x, then silu(x) * up where `up` is given, then RMSNorm where `norm` is given; written in every form whose
  * pointer is not NULL. Grid [rows]. */
 struct act_params {
-    const float *x, *up;  /* [..][n], one after the other */
-    const int32_t *index; /* or NULL */
-    const float *norm;    /* [n], or NULL */
-    float *normed;        /* rows of n values, normed_stride values apart */
+    const float *x, *up;           /* [..][n], one after the other */
+    const int32_t *index;          /* or NULL */
+    const float *norm;             /* [n], or NULL */
+    float *normed;                 /* rows of n values, normed_stride values apart */
     uint8_t *q8_256, *q8_32, *f32; /* rows of hip_act_row_bytes */
     float eps;
     int32_t n;
@@ -99,7 +99,8 @@ enum {
 
 /* What is kept of a row of logits: usable and finite ones only. */
 struct gpu_top {
-    float max, sum; /* the largest, and the sum of e^(logit - max): log-probability of a token = logit - max - log(sum); -inf and 0 when there is none */
+    float max,
+        sum; /* the largest, and the sum of e^(logit - max): log-probability of a token = logit - max - log(sum); -inf and 0 when there is none */
     int32_t n, pad; /* entries below: k, or less where the row has fewer */
     struct {
         int32_t id;
@@ -109,11 +110,11 @@ struct gpu_top {
 
 /* top_part: grid [parts / 8][rows], a wave finds the best k of its part. top_merge: grid [rows]. */
 struct top_params {
-    const float *logits;    /* [rows][n_vocab] */
-    const uint32_t *usable; /* a bit for each id, or NULL: all */
-    uint64_t *keys;         /* [rows][parts][k], descending; 0: none */
+    const float *logits;        /* [rows][n_vocab] */
+    const uint32_t *usable;     /* a bit for each id, or NULL: all */
+    uint64_t *keys;             /* [rows][parts][k], descending; 0: none */
     float *part_max, *part_sum; /* [rows][parts] */
-    struct gpu_top *out;    /* [rows] */
+    struct gpu_top *out;        /* [rows] */
     int32_t n_vocab, k, parts;
 };
 
@@ -135,10 +136,10 @@ enum { TILE_OUT = 128, TILE_ROWS = 64, FLOAT_OUT = 64, FLOAT_ROWS = 16 };
 
 struct delta_conv_params {
     struct gpu_step step;
-    const float *u, *beta_raw, *alpha_raw; /* [R][channels], [R][v_heads] twice */
-    struct gpu_matrix conv, dt_bias, a;    /* [channels][width], [1][v_heads] twice; F32, F16 or BF16 */
-    float *qkv, *gates;                    /* [R][channels], [R][2][v_heads] */
-    uint64_t ring_at;                      /* from a slot's address to the layer's history [ring][channels] */
+    const float *u, *beta_raw, *alpha_raw;                /* [R][channels], [R][v_heads] twice */
+    struct gpu_matrix conv, dt_bias, a;                   /* [channels][width], [1][v_heads] twice; F32, F16 or BF16 */
+    float *qkv, *gates;                                   /* [R][channels], [R][2][v_heads] */
+    uint64_t ring_at;                                     /* from a slot's address to the layer's history [ring][channels] */
     int32_t ring, width, k_heads, v_heads, dim, channels; /* ring: a power of two; heads of `dim` channels */
     float eps, q_scale;
 };
@@ -146,9 +147,9 @@ struct delta_conv_params {
 /* Also of delta_keep. */
 struct delta_rule_params {
     struct gpu_step step;
-    const float *qkv, *gates, *z; /* [R][channels], [R][2][v_heads], [R][v_heads][dim] */
-    struct gpu_matrix norm;       /* [1][dim]; F32, F16 or BF16 */
-    float *out;                   /* [R][v_heads][dim] */
+    const float *qkv, *gates, *z;    /* [R][channels], [R][2][v_heads], [R][v_heads][dim] */
+    struct gpu_matrix norm;          /* [1][dim]; F32, F16 or BF16 */
+    float *out;                      /* [R][v_heads][dim] */
     uint64_t m_at, k_at, u_at, g_at; /* from a slot's address to the layer's arrays */
     int32_t k_heads, v_heads, dim;
     float eps;
@@ -178,14 +179,14 @@ struct attn_store_params {
 struct attn_mix_params {
     struct gpu_step step;
     const float *q;
-    float *out;               /* [R][NH][HD] */
-    float *part_acc;          /* [R][NH][parts][HD] */
-    float *part_ms;           /* [R][NH][parts][2] */
-    int32_t *done;            /* [blocks][NKV], 0 */
+    float *out;      /* [R][NH][HD] */
+    float *part_acc; /* [R][NH][parts][HD] */
+    float *part_ms;  /* [R][NH][parts][2] */
+    int32_t *done;   /* [blocks][NKV], 0 */
     uint64_t k_offset, v_offset;
     uint32_t head_bytes, row_bytes;
     int32_t n_heads, n_kv_heads, group, head_dim, q_stride, gated;
-    float scale; /* attn_scale / ln 2 */
+    float scale;   /* attn_scale / ln 2 */
     int32_t parts; /* most parts of a sequence, when each has its own workgroup; otherwise 0 */
 };
 
@@ -214,8 +215,8 @@ struct gpu_moe_tile {
 
 /* Sorts pairs by expert. Grid [1]. */
 struct moe_sort_params {
-    const int32_t *chosen; /* [n_pairs] */
-    int32_t *row, *pair;   /* [n_pairs], by place in the order of experts: the pair's row, and the pair */
+    const int32_t *chosen;      /* [n_pairs] */
+    int32_t *row, *pair;        /* [n_pairs], by place in the order of experts: the pair's row, and the pair */
     struct gpu_moe_tile *tiles; /* [n_tiles], as many as there may be */
     int32_t n_pairs, used, n_experts, n_tiles;
 };
@@ -237,10 +238,10 @@ struct moe_up_params {
     struct gpu_matrix w[2]; /* gate, up */
     const uint8_t *x[2];    /* [rows] in the form of w's type */
     uint32_t x_stride[2];
-    const int32_t *chosen;     /* [rows][used] */
-    float *gate, *up;          /* [rows][used][ff] */
+    const int32_t *chosen;                /* [rows][used] */
+    float *gate, *up;                     /* [rows][used][ff] */
     const float *shared_gate, *shared_up; /* [rows][shared_ff] */
-    uint8_t *mid[2];           /* of pairs, of the shared expert's rows */
+    uint8_t *mid[2];                      /* of pairs, of the shared expert's rows */
     uint32_t mid_stride[2];
     int32_t mid_form[2];
     int32_t *counters; /* [rows][used][blocks of 256 outputs], 0 before and after */

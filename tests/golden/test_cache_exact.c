@@ -297,7 +297,8 @@ static void only_the_system_prefix_is_shared_when_asked_for(void **state)
         const struct text_range all = {0, system.len}, first = {0, (size_t)n_system};
         assert_int_equal(tokenizer_encode(t, system.data, system.len, &all, 1, 0, &ids, NULL), 0);
         assert_int_equal(tokenizer_encode(t, system.data, (size_t)n_system, &first, 1, 0, &head, NULL), 0);
-        const int n = (int)ids.len, line = (int)head.len / GRID * GRID, shared = is_hybrid(e) ? (int)head.len : line; /* a tail reaches to the message's end */
+        const int n = (int)ids.len, line = (int)head.len / GRID * GRID,
+                  shared = is_hybrid(e) ? (int)head.len : line; /* a tail reaches to the message's end */
         assert_true(line >= GRID && n > line + 2 * GRID);
 
         struct sequence_options o = {.ns = "a", .prompt = ids.ids, .n_prompt = n};

@@ -5,11 +5,11 @@
 
 /* ---- words a, b, c ---- */
 
-#define I(x) ((int32_t)(x))
-#define ROT(x, n) ((x) << ((n) & 31) | (x) >> ((32 - (n)) & 31))
-#define BYTE(x, i) ((x) >> 8 * (i) & 255u)
+#define I(x)        ((int32_t)(x))
+#define ROT(x, n)   ((x) << ((n)&31) | (x) >> ((32 - (n)) & 31))
+#define BYTE(x, i)  ((x) >> 8 * (i)&255u)
 #define SBYTE(x, i) ((int32_t)(int8_t)((x) >> 8 * (i)))
-#define SHORT(x) ((int32_t)(int16_t)(x))
+#define SHORT(x)    ((int32_t)(int16_t)(x))
 
 #define WORD_CASES(X)                                                                                                                                \
     X(add, a + b)                                                                                                                                    \
@@ -69,7 +69,7 @@
     X(short_mad, (uint32_t)(uint16_t)((uint16_t)a * (uint16_t)b + (uint16_t)c))                                                                      \
     X(short_max, (uint32_t)(SHORT(a) > SHORT(b) ? SHORT(a) : SHORT(b)))                                                                              \
     X(short_shift, (uint32_t)(uint16_t)((uint16_t)a >> (b & 15u)) + (uint32_t)(SHORT(a) >> (c & 15u)))                                               \
-    X(short_compare, (uint16_t)a < (uint16_t)b ? a : SHORT(b) > SHORT(c) ? b : c)                                                                    \
+    X(short_compare, (uint16_t)a<(uint16_t)b ? a : SHORT(b)> SHORT(c) ? b : c)                                                                       \
     X(nibbles, (a & 0x0f0f0f0fu) + (b >> 4 & 0x0f0f0f0fu))                                                                                           \
     X(scales_q4_k, (a & 0x3f3f3f3fu) | (b >> 4 & 0x0f0f0f0fu) | (c >> 2 & 0x30303030u))                                                              \
     X(bits_loop, gray_walk(a, b))                                                                                                                    \
@@ -111,7 +111,7 @@ static inline EMU_DEVICE uint32_t collatz(uint32_t a)
     X(add, x + y)                                                                                                                                    \
     X(sub, x - y)                                                                                                                                    \
     X(mul, x *y)                                                                                                                                     \
-    X(mul_wide, (uint64_t)a * b + y)                                                                                                                 \
+    X(mul_wide, (uint64_t)a *b + y)                                                                                                                  \
     X(mul_wide_signed, (uint64_t)((int64_t)I(a) * I(b)) + y)                                                                                         \
     X(divide, x / (y | 1u))                                                                                                                          \
     X(divide_small, x / (b | 1u))                                                                                                                    \
@@ -163,7 +163,7 @@ static inline EMU_DEVICE uint32_t collatz(uint32_t a)
     X(from_int, (float)(int32_t)a)                                                                                                                   \
     X(from_uint, (float)a)                                                                                                                           \
     X(from_byte, (float)(a & 255u) + (float)(a >> 8 & 255u) - (float)(a >> 24))                                                                      \
-    X(from_signed_byte, (float)(int8_t)a * g)                                                                                                        \
+    X(from_signed_byte, (float)(int8_t)a *g)                                                                                                         \
     X(from_short, (float)(int16_t)a + (float)(uint16_t)b)                                                                                            \
     X(from_long, (float)((uint64_t)a << 32 | b))                                                                                                     \
     X(double_sum, (float)((double)f * (double)g + (double)h))                                                                                        \

@@ -31,14 +31,15 @@ typedef int32_t i32x4_t __attribute__((vector_size(16)));
 typedef int32_t i32x8_t __attribute__((vector_size(32)));
 typedef uint32_t u32x4_t __attribute__((vector_size(16)));
 
-#define DEV [[maybe_unused]] static inline
-#define KERNEL(threads) static void
-#define SHARED static __attribute__((section("shim_shared"), used)) /* used: somebody else writes there too */
+#define DEV                [[maybe_unused]] static inline
+#define KERNEL(threads)    static void
+#define SHARED             static __attribute__((section("shim_shared"), used)) /* used: somebody else writes there too */
 #define GLOBAL(T, address) ((T *)(uintptr_t)(address))
 
 /* ---- fibers (shim_fibers.cpp) ---- */
 
-namespace shim {
+namespace shim
+{
 
 enum { WAVE = 32, MAX_THREADS = 1024, SLOT = 64 };
 

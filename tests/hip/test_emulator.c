@@ -71,7 +71,10 @@ static int set_up(void **state)
     const struct {
         const char *name;
         void *place;
-    } extra[] = {{"emu_counters", &counters}, {"emu_reset_counters", &reset_counters}, {"emu_last_fault", &last_fault}, {"emu_recover", &recover},
+    } extra[] = {{"emu_counters", &counters},
+                 {"emu_reset_counters", &reset_counters},
+                 {"emu_last_fault", &last_fault},
+                 {"emu_recover", &recover},
                  {"emu_unknown", &unknown}};
     for (size_t i = 0; i < sizeof extra / sizeof *extra; i++) {
         void *symbol = dlsym(handle, extra[i].name);
@@ -168,8 +171,9 @@ enum inputs { ANY_BITS, NUMBERS, SMALL_NUMBERS, HALVES };
 
 static uint32_t input(enum inputs kind)
 {
-    static const uint32_t corners[] = {0, 1, 0x80000000u, 0x7fffffffu, 0xffffffffu, 0x3f800000u, 0xbf800000u, 0x7f800000u, 0xff800000u, 0x7fc00000u,
-                                       0x00800000u, 0x007fffffu, 0x00000100u, 0x7f7fffffu, 0x4b000000u, 0x3f000000u, 0x4effffffu, 0x4f000000u};
+    static const uint32_t corners[] = {0,           1,           0x80000000u, 0x7fffffffu, 0xffffffffu, 0x3f800000u,
+                                       0xbf800000u, 0x7f800000u, 0xff800000u, 0x7fc00000u, 0x00800000u, 0x007fffffu,
+                                       0x00000100u, 0x7f7fffffu, 0x4b000000u, 0x3f000000u, 0x4effffffu, 0x4f000000u};
     const uint32_t r = next_random();
     switch (kind) {
     case ANY_BITS:
@@ -234,9 +238,9 @@ static bool is_half_nan(uint32_t w)
             fail_msg("%s, %s of %08x %08x %08x: %08x, not %08x", getenv("EMU_ARCH"), #name, a, b, c, got, want);                                     \
     }                                                                                                                                                \
     out += N;
-#define CHECK_WORD(name, expression) CHECK_CASE(name, expression, got == want)
+#define CHECK_WORD(name, expression)  CHECK_CASE(name, expression, got == want)
 #define CHECK_FLOAT(name, expression) CHECK_CASE(name, float_word(expression), got == want || (is_nan(got) && is_nan(want)))
-#define CHECK_HALF(name, expression) CHECK_CASE(name, half_word(expression), got == want || (is_half_nan(got) && is_half_nan(want)))
+#define CHECK_HALF(name, expression)  CHECK_CASE(name, half_word(expression), got == want || (is_half_nan(got) && is_half_nan(want)))
 #define CHECK_CLOSE(name, expression)                                                                                                                \
     CHECK_CASE(name, float_word(expression), fabsf(word_float(got) - word_float(want)) <= 2e-6f * fabsf(word_float(want)) + 2e-7f)
 #define CHECK_LONG(name, expression)                                                                                                                 \

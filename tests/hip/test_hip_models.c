@@ -227,7 +227,8 @@ static void picks_from_the_best_logits_are_those_from_whole_rows(void **state)
         golden_feed(e, b, text, LENGTH - 1, 512, NULL, NULL);
         int32_t next = text[LENGTH - 1];
         for (int i = 0; i < TOKENS; i++) {
-            struct step_item items[2] = {{.seq = a, .tokens = &next, .n_tokens = 1, .sampler = best}, {.seq = b, .tokens = &next, .n_tokens = 1, .logits = row}};
+            struct step_item items[2] = {{.seq = a, .tokens = &next, .n_tokens = 1, .sampler = best},
+                                         {.seq = b, .tokens = &next, .n_tokens = 1, .logits = row}};
             golden_step(e, items, 2);
             struct pick want;
             assert_int_equal(sampler_pick(rows, row, &want), 0);
@@ -245,7 +246,10 @@ static void picks_from_the_best_logits_are_those_from_whole_rows(void **state)
 
 #define ON(test, file, kind)                                                                                                                         \
     {                                                                                                                                                \
-        .name = #test ": " file ", " #kind, .test_func = test, .initial_state = &(struct subject) { .path = file, .kv = kind }                       \
+        .name = #test ": " file ", " #kind, .test_func = test, .initial_state = &(struct subject)                                                    \
+        {                                                                                                                                            \
+            .path = file, .kv = kind                                                                                                                 \
+        }                                                                                                                                            \
     }
 
 int main(void)

@@ -118,8 +118,8 @@ static void odd_sizes(void **state)
     static const struct {
         int embd, experts, used, ff, shared;
         enum block_type type;
-    } odd[] = {{20, 7, 1, 13, 9, BLOCK_F32}, {24, 5, 1, 9, 24, BLOCK_BF16}, {70, 40, 8, 6, 30, BLOCK_F16}, {132, 33, 5, 131, 2, BLOCK_BF16}, {160, 300, 9, 32, 96, BLOCK_Q8_0},
-               {32, 5, 5, 160, 0, BLOCK_Q4_0}};
+    } odd[] = {{20, 7, 1, 13, 9, BLOCK_F32},     {24, 5, 1, 9, 24, BLOCK_BF16},     {70, 40, 8, 6, 30, BLOCK_F16},
+               {132, 33, 5, 131, 2, BLOCK_BF16}, {160, 300, 9, 32, 96, BLOCK_Q8_0}, {32, 5, 5, 160, 0, BLOCK_Q4_0}};
     for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
         struct fixture_rng rng = {77 + i};
         const struct backend_shape sh = moe_shape(odd[i].embd, odd[i].experts, odd[i].used, odd[i].ff, odd[i].shared);

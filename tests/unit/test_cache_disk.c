@@ -176,7 +176,8 @@ static void a_hit_is_the_deepest_state_that_all_pages_lead_to(void **state)
     for (int i = 0; i < 6; i++)
         put_page(d, &t, i);
     cache_disk_flush(d);
-    assert_false(cache_disk_read(d, t.ns, &(struct cache_text){.keys = t.keys, .ids = t.ids, .n = t.n}, 0, &image)); /* pages alone are nothing to land on */
+    assert_false(
+        cache_disk_read(d, t.ns, &(struct cache_text){.keys = t.keys, .ids = t.ids, .n = t.n}, 0, &image)); /* pages alone are nothing to land on */
     assert_non_null(strstr(image.reason, "no state"));
     put_state(d, &t, 1);
     cache_disk_flush(d);
@@ -195,7 +196,8 @@ static void a_hit_is_the_deepest_state_that_all_pages_lead_to(void **state)
     put_page(d, &t, 6);
     cache_disk_flush(d);
     assert_int_equal(read_text(d, &t), 8);
-    assert_true(cache_disk_read(d, t.ns, &(struct cache_text){.keys = t.keys, .ids = t.ids, .n = 7}, 0, &image)); /* a text that is a prefix of the stored one */
+    assert_true(cache_disk_read(d, t.ns, &(struct cache_text){.keys = t.keys, .ids = t.ids, .n = 7}, 0,
+                                &image)); /* a text that is a prefix of the stored one */
     assert_int_equal(image.n_pages, 7);
     cache_image_free(&image);
     cache_image_free(&image);

@@ -708,7 +708,8 @@ static void a_prompt_wants_snapshots_where_the_next_one_begins(void **state)
     const size_t answer = last + role_line.len;
     token_list_free(&role_line);
     for (int exact = 0; exact < 2; exact++) {
-        const int at_system = exact ? (int)system : line(system), at_user = exact ? (int)user : line(user), at_open = exact ? (int)answer : line(answer);
+        const int at_system = exact ? (int)system : line(system), at_user = exact ? (int)user : line(user),
+                  at_open = exact ? (int)answer : line(answer);
         const int all_of_them[] = {at_system, at_user, exact ? (int)assistant : line(assistant), at_open, line(ids.len - 1)};
         expect_plan(plan, prefix_plan(&m, ids.ids, n, 0, 0, exact, PLAN_MOST, plan), all_of_them, 5);
         /* The most useful ones first. */

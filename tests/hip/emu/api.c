@@ -67,13 +67,13 @@ static int planned_failure(const char *name, int usual)
 }
 
 /* At the head of each function: fails when the device is lost, or this call's turn has come. */
-#define ENTER_AS(usual)                                                                                                                            \
-    do {                                                                                                                                           \
-        int code_ = emu_queue_error();                                                                                                             \
-        if (!code_)                                                                                                                                \
-            code_ = planned_failure(__func__, usual);                                                                                              \
-        if (code_)                                                                                                                                 \
-            return result(code_);                                                                                                                  \
+#define ENTER_AS(usual)                                                                                                                              \
+    do {                                                                                                                                             \
+        int code_ = emu_queue_error();                                                                                                               \
+        if (!code_)                                                                                                                                  \
+            code_ = planned_failure(__func__, usual);                                                                                                \
+        if (code_)                                                                                                                                   \
+            return result(code_);                                                                                                                    \
     } while (0)
 #define ENTER() ENTER_AS(HIP_ERROR_UNKNOWN)
 

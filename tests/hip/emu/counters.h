@@ -25,8 +25,9 @@ struct emu_counters {
     uint64_t bytes_lds;
 
     /* With EMU_LINES=1, else 0. */
-    uint64_t lines_read, lines_written;   /* distinct lines of EMU_LINE_BYTES in each wave instruction, summed */
-    uint64_t unique_read, unique_written; /* bytes of the distinct lines of a launch (vector and scalar, without arguments and code), summed over launches */
+    uint64_t lines_read, lines_written; /* distinct lines of EMU_LINE_BYTES in each wave instruction, summed */
+    uint64_t unique_read,
+        unique_written; /* bytes of the distinct lines of a launch (vector and scalar, without arguments and code), summed over launches */
 };
 
 /* Writes up to `cap` entries, one for each kernel that has run; the number of entries there are. Waits for queued work first. */

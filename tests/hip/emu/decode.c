@@ -31,12 +31,12 @@ static void add_ops(const struct op *ops)
     }
 }
 
-#define ADD_LEVEL(level)                                                                                                                           \
-    do {                                                                                                                                           \
-        const struct op *const files[] = {emu_int_##level,    emu_float_##level,  emu_half_##level,   emu_compare_##level, emu_lane_##level,       \
-                                          emu_matrix_##level, emu_scalar_##level, emu_global_##level, emu_lds_##level};                            \
-        for (size_t i = 0; i < sizeof files / sizeof *files; i++)                                                                                  \
-            add_ops(files[i]);                                                                                                                     \
+#define ADD_LEVEL(level)                                                                                                                             \
+    do {                                                                                                                                             \
+        const struct op *const files[] = {emu_int_##level,    emu_float_##level,  emu_half_##level,   emu_compare_##level, emu_lane_##level,         \
+                                          emu_matrix_##level, emu_scalar_##level, emu_global_##level, emu_lds_##level};                              \
+        for (size_t i = 0; i < sizeof files / sizeof *files; i++)                                                                                    \
+            add_ops(files[i]);                                                                                                                       \
     } while (0)
 
 /* EMU_LEVEL=base or avx2 holds it below what the host has. */
@@ -144,8 +144,8 @@ static bool named_register(const char *p, struct operand *o, bool destination)
     static const struct {
         const char *name;
         int index, count;
-    } names[] = {{"vcc_lo", S_VCC, 1}, {"vcc_hi", S_VCC + 1, 1}, {"vcc", S_VCC, 2}, {"exec_lo", S_EXEC, 1},
-                 {"exec_hi", S_EXEC + 1, 1}, {"exec", S_EXEC, 2}, {"m0", S_M0, 1}};
+    } names[] = {{"vcc_lo", S_VCC, 1},       {"vcc_hi", S_VCC + 1, 1}, {"vcc", S_VCC, 2}, {"exec_lo", S_EXEC, 1},
+                 {"exec_hi", S_EXEC + 1, 1}, {"exec", S_EXEC, 2},      {"m0", S_M0, 1}};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(p, names[i].name) == 0) {
             set_scalar_register(o, names[i].index, names[i].count);
@@ -340,7 +340,7 @@ static bool dpp_modifier(const char *word, struct dpp **dpp)
     static const struct {
         const char *prefix;
         enum dpp_kind kind;
-    } kinds[] = {{"quad_perm:", DPP_QUAD}, {"row_xmask:", DPP_XMASK}, {"row_ror:", DPP_ROR},     {"row_shl:", DPP_SHL},
+    } kinds[] = {{"quad_perm:", DPP_QUAD}, {"row_xmask:", DPP_XMASK}, {"row_ror:", DPP_ROR},      {"row_shl:", DPP_SHL},
                  {"row_shr:", DPP_SHR},    {"row_share:", DPP_SHARE}, {"row_mirror", DPP_MIRROR}, {"row_half_mirror", DPP_HALF_MIRROR}};
     if (!*dpp)
         *dpp = new_dpp();

@@ -67,16 +67,16 @@ struct insn {
     op_run run;
     struct operand o[OPERANDS]; /* in the order of the text */
     const struct dpp *dpp;
-    const struct insn *target;                  /* of a branch */
-    const struct insn *dual_x, *dual_y;         /* the halves of a dual instruction */
-    int32_t offset;                             /* bytes; offset0 of the two-address LDS operations */
-    int32_t offset2;                            /* offset1 */
-    uint32_t number;                            /* index in its kernel */
-    uint8_t n_operands, op_class;               /* enum op_class */
-    uint8_t slot;                               /* of struct group.seen: memory operations have each its own, as far as they go */
-    uint8_t op_sel, op_sel_hi, neg_lo, neg_hi;  /* a bit for each source */
-    uint8_t omod;                               /* 0, 1: *2, 2: *4, 3: /2 */
-    bool clamp, returns, gfx12;                 /* returns: an atomic gives back what was there */
+    const struct insn *target;                 /* of a branch */
+    const struct insn *dual_x, *dual_y;        /* the halves of a dual instruction */
+    int32_t offset;                            /* bytes; offset0 of the two-address LDS operations */
+    int32_t offset2;                           /* offset1 */
+    uint32_t number;                           /* index in its kernel */
+    uint8_t n_operands, op_class;              /* enum op_class */
+    uint8_t slot;                              /* of struct group.seen: memory operations have each its own, as far as they go */
+    uint8_t op_sel, op_sel_hi, neg_lo, neg_hi; /* a bit for each source */
+    uint8_t omod;                              /* 0, 1: *2, 2: *4, 3: /2 */
+    bool clamp, returns, gfx12;                /* returns: an atomic gives back what was there */
 };
 
 enum op_class {
@@ -99,11 +99,11 @@ enum op_class {
 
 /* How the text of an instruction becomes operands, where that depends on the operation. */
 enum op_flags {
-    OPF_F16 = 1,     /* floating constants are halves */
-    OPF_F64 = 2,     /* floating constants are doubles: their high word */
-    OPF_PACKED = 4,  /* op_sel_hi is all ones when not written; halves of constants as v_pk_* want them */
-    OPF_CARRY = 8,   /* the second operand is a scalar destination */
-    OPF_NO_DEST = 16, /* the first operand is a source (v_cmpx) */
+    OPF_F16 = 1,       /* floating constants are halves */
+    OPF_F64 = 2,       /* floating constants are doubles: their high word */
+    OPF_PACKED = 4,    /* op_sel_hi is all ones when not written; halves of constants as v_pk_* want them */
+    OPF_CARRY = 8,     /* the second operand is a scalar destination */
+    OPF_NO_DEST = 16,  /* the first operand is a source (v_cmpx) */
     OPF_SIGNED64 = 32, /* 64-bit: literals are sign-extended */
 };
 
@@ -116,15 +116,15 @@ struct op {
 /* One array for each op_*.c and level of the host, ended by a NULL name. */
 #define EMU_JOIN2(a, b) a##_##b
 #define EMU_JOIN(a, b)  EMU_JOIN2(a, b)
-#define EMU_TABLES(level)                                                                                                                          \
+#define EMU_TABLES(level)                                                                                                                            \
     extern const struct op emu_int_##level[], emu_float_##level[], emu_half_##level[], emu_compare_##level[], emu_lane_##level[],                    \
         emu_matrix_##level[], emu_scalar_##level[], emu_global_##level[], emu_lds_##level[]
 EMU_TABLES(base);
 EMU_TABLES(avx2);
 EMU_TABLES(avx512);
 
-const struct op *emu_find_op(const char *name);  /* for this host; NULL: unknown */
-op_run emu_dual_op(void);                        /* runs dual_x and dual_y */
+const struct op *emu_find_op(const char *name); /* for this host; NULL: unknown */
+op_run emu_dual_op(void);                       /* runs dual_x and dual_y */
 const struct insn *emu_run_unknown(struct wave *, const struct insn *);
 
 /* ---- modules ---- */
@@ -148,7 +148,7 @@ struct kernel {
     uint32_t vgprs, sgprs, spills;
     uint32_t user_sgprs; /* as the descriptor says */
     bool wave32, id_x, id_y, id_z, kernarg_ptr;
-    uint32_t kernarg_at;  /* SGPR of the kernarg address */
+    uint32_t kernarg_at;           /* SGPR of the kernarg address */
     struct emu_counters *counters; /* outlives the module */
 };
 
@@ -183,7 +183,7 @@ enum memory_kind { MEMORY_DEVICE, MEMORY_HOST, MEMORY_REGISTERED, MEMORY_IMAGE }
 
 /* bytes of poisoned memory between red zones; NULL: not enough left of EMU_MEMORY, or of the host. */
 void *emu_alloc(size_t bytes, enum memory_kind kind);
-int emu_free(void *p, enum memory_kind kind); /* -1: no such allocation. A red zone that is no longer intact is noted as a fault */
+int emu_free(void *p, enum memory_kind kind);                   /* -1: no such allocation. A red zone that is no longer intact is noted as a fault */
 int emu_register(void *p, size_t bytes, enum memory_kind kind); /* memory of somebody else; -1: overlaps another */
 int emu_unregister(void *p, enum memory_kind kind);
 /* All of it in one live allocation: which kind; -1: no. */
@@ -225,7 +225,7 @@ struct group {
     uint32_t id[3];
     struct wave *waves; /* [MAX_WAVES] */
     uint32_t n_waves;
-    bool lines;         /* EMU_LINES: count cache lines */
+    bool lines;                         /* EMU_LINES: count cache lines */
     uint64_t **read_bits, **write_bits; /* EMU_LINES: [n_ranges] a bit for each line of the range */
     uint64_t counts[OP_CLASSES];
     uint64_t bytes_read, bytes_written, bytes_scalar, bytes_lds, lines_read, lines_written;
@@ -236,7 +236,7 @@ struct wave {
     _Alignas(64) uint32_t v[VGPRS][LANES];
     uint32_t s[SGPRS];
     uint32_t scc;
-    uint32_t number;        /* in the workgroup */
+    uint32_t number;         /* in the workgroup */
     const struct insn *next; /* where it goes on; NULL: ended */
     bool at_barrier;
     struct group *group;
@@ -249,7 +249,7 @@ int emu_run(const struct launch *l);
 
 /* Each gets a number, in order; work of all streams is done in that order, and not before emu_queue_wait or emu_queue_start wants it, or too much waits.
  * -1: out of memory. */
-int64_t emu_queue_launch(const struct launch *l); /* copies *l */
+int64_t emu_queue_launch(const struct launch *l);                            /* copies *l */
 int64_t emu_queue_copy(void *dst, const void *src, size_t bytes, bool late); /* late: src is read when the copy is done; else now */
 int64_t emu_queue_fill(void *dst, int value, size_t bytes, size_t width);
 int64_t emu_queue_mark(double *when); /* *when: the time in milliseconds */
@@ -265,13 +265,13 @@ void emu_queue_recover(void);
 
 /* Stops the kernel: the message names kernel, workgroup, wave and instruction. */
 void emu_fault(const struct wave *w, const struct insn *in, const char *format, ...) __attribute__((noreturn, format(printf, 3, 4)));
-void emu_check_scalar(struct wave *w, const struct insn *in, uint64_t at, uint32_t bytes); /* a scalar load; counts it */
+void emu_check_scalar(struct wave *w, const struct insn *in, uint64_t at, uint32_t bytes);            /* a scalar load; counts it */
 void emu_check_lanes(struct wave *w, const struct insn *in, const uint64_t *address, uint32_t bytes); /* faults, or remembers the allocation */
 void emu_count_lines(struct wave *w, const struct insn *in, const uint64_t *address, uint32_t bytes, bool write);
 void emu_fault_lds(struct wave *w, const struct insn *in, const uint32_t *address, uint32_t offset, uint32_t bytes) __attribute__((noreturn));
 void emu_note_lds(struct wave *w, const struct insn *in, const uint32_t *address, uint32_t bytes, bool write); /* faults on a race */
-void emu_note_fault(const char *format, ...) __attribute__((format(printf, 1, 2))); /* on stderr, and for emu_last_fault */
-struct emu_counters *emu_counters_for(const char *kernel); /* NULL: out of memory */
+void emu_note_fault(const char *format, ...) __attribute__((format(printf, 1, 2)));                            /* on stderr, and for emu_last_fault */
+struct emu_counters *emu_counters_for(const char *kernel);                                                     /* NULL: out of memory */
 void emu_count_group(struct group *g); /* adds a thread's counts to its kernel's and resets them */
 void emu_count_launch(const struct launch *l, uint64_t unique_read, uint64_t unique_written); /* unique: bytes */
 void emu_forget_module(struct module *m);

@@ -108,8 +108,9 @@ static uint64_t symbol(const uint8_t *elf, const char *name, uint64_t *bytes)
 static FILE *open_tool(const struct module *m, const char *variable, const char *tool, const char *arguments)
 {
     char command[512];
-    const int n = snprintf(command, sizeof command, "t=${%s:-$(command -v %s-19 || command -v %s-20 || command -v %s-21 || echo %s)}; exec $t %s /proc/%d/fd/%d",
-                           variable, tool, tool, tool, tool, arguments, (int)getpid(), m->file);
+    const int n = snprintf(command, sizeof command,
+                           "t=${%s:-$(command -v %s-19 || command -v %s-20 || command -v %s-21 || echo %s)}; exec $t %s /proc/%d/fd/%d", variable,
+                           tool, tool, tool, tool, arguments, (int)getpid(), m->file);
     return n > 0 && (size_t)n < sizeof command ? popen(command, "r") : NULL;
 }
 

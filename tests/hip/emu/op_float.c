@@ -129,55 +129,55 @@ static inline uint32_t to_uint(float a)
     return a >= 4294967296.0f ? ~0u : (uint32_t)x;
 }
 
-#define OPS1(X)                                                                                                                                    \
-    X(v_rndne_f32, rintf(a))                                                                                                                       \
-    X(v_floor_f32, floorf(a))                                                                                                                      \
-    X(v_ceil_f32, ceilf(a))                                                                                                                        \
-    X(v_trunc_f32, truncf(a))                                                                                                                      \
+#define OPS1(X)                                                                                                                                      \
+    X(v_rndne_f32, rintf(a))                                                                                                                         \
+    X(v_floor_f32, floorf(a))                                                                                                                        \
+    X(v_ceil_f32, ceilf(a))                                                                                                                          \
+    X(v_trunc_f32, truncf(a))                                                                                                                        \
     X(v_fract_f32, min_num(a - floorf(a), 0x1.fffffep-1f))
-#define TRANS1(X)                                                                                                                                  \
-    X(v_exp_f32, exp2_of(flushed(a)))                                                                                                              \
-    X(v_log_f32, log2_of(a))                                                                                                                       \
-    X(v_rcp_f32, reciprocal(a))                                                                                                                    \
-    X(v_rcp_iflag_f32, reciprocal(a))                                                                                                              \
-    X(v_rsq_f32, reciprocal_root(a))                                                                                                               \
-    X(v_sqrt_f32, sqrtf(flushed(a)))                                                                                                               \
-    X(v_sin_f32, (float)sin(6.283185307179586 * (double)a))                                                                                        \
+#define TRANS1(X)                                                                                                                                    \
+    X(v_exp_f32, exp2_of(flushed(a)))                                                                                                                \
+    X(v_log_f32, log2_of(a))                                                                                                                         \
+    X(v_rcp_f32, reciprocal(a))                                                                                                                      \
+    X(v_rcp_iflag_f32, reciprocal(a))                                                                                                                \
+    X(v_rsq_f32, reciprocal_root(a))                                                                                                                 \
+    X(v_sqrt_f32, sqrtf(flushed(a)))                                                                                                                 \
+    X(v_sin_f32, (float)sin(6.283185307179586 * (double)a))                                                                                          \
     X(v_cos_f32, (float)cos(6.283185307179586 * (double)a))
-#define OPS2(X)                                                                                                                                    \
-    X(v_add_f32, a + b)                                                                                                                            \
-    X(v_sub_f32, a - b)                                                                                                                            \
-    X(v_subrev_f32, b - a)                                                                                                                         \
-    X(v_mul_f32, a *b)                                                                                                                             \
-    X(v_mul_legacy_f32, a == 0.0f || b == 0.0f ? 0.0f : a *b)                                                                                      \
-    X(v_max_f32, max_num(a, b))                                                                                                                    \
-    X(v_min_f32, min_num(a, b))                                                                                                                    \
-    X(v_maximum_f32, maximum(a, b))                                                                                                                \
+#define OPS2(X)                                                                                                                                      \
+    X(v_add_f32, a + b)                                                                                                                              \
+    X(v_sub_f32, a - b)                                                                                                                              \
+    X(v_subrev_f32, b - a)                                                                                                                           \
+    X(v_mul_f32, a *b)                                                                                                                               \
+    X(v_mul_legacy_f32, a == 0.0f || b == 0.0f ? 0.0f : a * b)                                                                                       \
+    X(v_max_f32, max_num(a, b))                                                                                                                      \
+    X(v_min_f32, min_num(a, b))                                                                                                                      \
+    X(v_maximum_f32, maximum(a, b))                                                                                                                  \
     X(v_minimum_f32, minimum(a, b))
-#define OPS3(X)                                                                                                                                    \
-    X(v_fma_f32, fmaf(a, b, c))                                                                                                                    \
-    X(v_fmamk_f32, fmaf(a, b, c))                                                                                                                  \
-    X(v_fmaak_f32, fmaf(a, b, c))                                                                                                                  \
-    X(v_max3_f32, max_num(max_num(a, b), c))                                                                                                       \
-    X(v_min3_f32, min_num(min_num(a, b), c))                                                                                                       \
-    X(v_maximum3_f32, maximum(maximum(a, b), c))                                                                                                   \
-    X(v_minimum3_f32, minimum(minimum(a, b), c))                                                                                                   \
-    X(v_med3_f32, middle(a, b, c))                                                                                                                 \
-    X(v_maxmin_f32, min_num(max_num(a, b), c))                                                                                                     \
+#define OPS3(X)                                                                                                                                      \
+    X(v_fma_f32, fmaf(a, b, c))                                                                                                                      \
+    X(v_fmamk_f32, fmaf(a, b, c))                                                                                                                    \
+    X(v_fmaak_f32, fmaf(a, b, c))                                                                                                                    \
+    X(v_max3_f32, max_num(max_num(a, b), c))                                                                                                         \
+    X(v_min3_f32, min_num(min_num(a, b), c))                                                                                                         \
+    X(v_maximum3_f32, maximum(maximum(a, b), c))                                                                                                     \
+    X(v_minimum3_f32, minimum(minimum(a, b), c))                                                                                                     \
+    X(v_med3_f32, middle(a, b, c))                                                                                                                   \
+    X(v_maxmin_f32, min_num(max_num(a, b), c))                                                                                                       \
     X(v_minmax_f32, max_num(min_num(a, b), c))
-#define TO_FLOAT(X)                                                                                                                                \
-    X(v_cvt_f32_i32, (int32_t)a)                                                                                                                   \
-    X(v_cvt_f32_u32, a)                                                                                                                            \
-    X(v_cvt_f32_ubyte0, a & 255)                                                                                                                   \
-    X(v_cvt_f32_ubyte1, a >> 8 & 255)                                                                                                              \
-    X(v_cvt_f32_ubyte2, a >> 16 & 255)                                                                                                             \
-    X(v_cvt_f32_ubyte3, a >> 24)                                                                                                                   \
+#define TO_FLOAT(X)                                                                                                                                  \
+    X(v_cvt_f32_i32, (int32_t)a)                                                                                                                     \
+    X(v_cvt_f32_u32, a)                                                                                                                              \
+    X(v_cvt_f32_ubyte0, a & 255)                                                                                                                     \
+    X(v_cvt_f32_ubyte1, a >> 8 & 255)                                                                                                                \
+    X(v_cvt_f32_ubyte2, a >> 16 & 255)                                                                                                               \
+    X(v_cvt_f32_ubyte3, a >> 24)                                                                                                                     \
     X(v_cvt_off_f32_i4, (float)((int32_t)(a << 28) >> 28) * 0.0625f)
-#define TO_WORD(X)                                                                                                                                 \
-    X(v_cvt_i32_f32, to_int(a))                                                                                                                    \
-    X(v_cvt_u32_f32, to_uint(a))                                                                                                                   \
-    X(v_cvt_nearest_i32_f32, to_int(floorf(a + 0.5f)))                                                                                             \
-    X(v_cvt_floor_i32_f32, to_int(floorf(a)))                                                                                                      \
+#define TO_WORD(X)                                                                                                                                   \
+    X(v_cvt_i32_f32, to_int(a))                                                                                                                      \
+    X(v_cvt_u32_f32, to_uint(a))                                                                                                                     \
+    X(v_cvt_nearest_i32_f32, to_int(floorf(a + 0.5f)))                                                                                               \
+    X(v_cvt_floor_i32_f32, to_int(floorf(a)))                                                                                                        \
     X(v_frexp_exp_i32_f32, a == 0.0f || a - a != 0.0f ? 0 : ilogbf(a) + 1)
 
 OPS1(FLOAT1)
@@ -196,19 +196,19 @@ static inline float mantissa_of(float a)
 FLOAT1(v_frexp_mant_f32, mantissa_of(a))
 
 /* gfx12: the same approximations of a scalar register. */
-#define SCALAR_TRANS(name, expr)                                                                                                                   \
-    BEGIN(name)                                                                                                                                    \
-    {                                                                                                                                              \
-        lanes room;                                                                                                                                \
-        const float a = source_f(w, in, 1, room)[0];                                                                                               \
-        set_scalar(w, in, 0, as_word(expr));                                                                                                       \
-        return in + 1;                                                                                                                             \
+#define SCALAR_TRANS(name, expr)                                                                                                                     \
+    BEGIN(name)                                                                                                                                      \
+    {                                                                                                                                                \
+        lanes room;                                                                                                                                  \
+        const float a = source_f(w, in, 1, room)[0];                                                                                                 \
+        set_scalar(w, in, 0, as_word(expr));                                                                                                         \
+        return in + 1;                                                                                                                               \
     }
-#define SCALAR_TRANSES(X)                                                                                                                          \
-    X(v_s_exp_f32, exp2_of(flushed(a)))                                                                                                            \
-    X(v_s_log_f32, log2_of(a))                                                                                                                     \
-    X(v_s_rcp_f32, reciprocal(a))                                                                                                                  \
-    X(v_s_rsq_f32, reciprocal_root(a))                                                                                                             \
+#define SCALAR_TRANSES(X)                                                                                                                            \
+    X(v_s_exp_f32, exp2_of(flushed(a)))                                                                                                              \
+    X(v_s_log_f32, log2_of(a))                                                                                                                       \
+    X(v_s_rcp_f32, reciprocal(a))                                                                                                                    \
+    X(v_s_rsq_f32, reciprocal_root(a))                                                                                                               \
     X(v_s_sqrt_f32, sqrtf(flushed(a)))
 SCALAR_TRANSES(SCALAR_TRANS)
 
@@ -229,7 +229,7 @@ BEGIN(v_ldexp_f32)
 static inline float div_scale(float s0, float den, float num, uint32_t *undo)
 {
     const bool is_den = as_word(s0) == as_word(den), is_num = as_word(s0) == as_word(num);
-    const bool tiny_quotient = fabsf(num / den) < 0x1p-126f, huge_den = fabsf(den) > 0x1p126f;
+    const bool tiny_quotient = fabsf(num / den)<0x1p-126f, huge_den = fabsf(den)> 0x1p126f;
     *undo = 0;
     if (num == 0.0f || den == 0.0f)
         return NAN;
@@ -333,16 +333,16 @@ static inline void put_double(struct wave *w, const struct insn *in, const doubl
     put_word(w, in->o[0].index + 1, mask, high);
 }
 
-#define DOUBLE(name, n, expr)                                                                                                                      \
-    BEGIN(name)                                                                                                                                    \
-    {                                                                                                                                              \
-        double_lanes x[3], r;                                                                                                                      \
-        for (int k = 0; k < (n); k++)                                                                                                              \
-            load_double(w, in, k + 1, x[k]);                                                                                                       \
-        for (int l = 0; l < LANES; l++)                                                                                                            \
-            r[l] = (expr);                                                                                                                         \
-        put_double(w, in, r);                                                                                                                      \
-        return in + 1;                                                                                                                             \
+#define DOUBLE(name, n, expr)                                                                                                                        \
+    BEGIN(name)                                                                                                                                      \
+    {                                                                                                                                                \
+        double_lanes x[3], r;                                                                                                                        \
+        for (int k = 0; k < (n); k++)                                                                                                                \
+            load_double(w, in, k + 1, x[k]);                                                                                                         \
+        for (int l = 0; l < LANES; l++)                                                                                                              \
+            r[l] = (expr);                                                                                                                           \
+        put_double(w, in, r);                                                                                                                        \
+        return in + 1;                                                                                                                               \
     }
 DOUBLE(v_add_f64, 2, x[0][l] + x[1][l])
 DOUBLE(v_mul_f64, 2, x[0][l] * x[1][l])
@@ -364,15 +364,15 @@ BEGIN(v_ldexp_f64)
     return in + 1;
 }
 
-#define TO_DOUBLE(name, type)                                                                                                                      \
-    BEGIN(name)                                                                                                                                    \
-    {                                                                                                                                              \
-        WORDS(1, a);                                                                                                                               \
-        double_lanes r;                                                                                                                            \
-        for (int l = 0; l < LANES; l++)                                                                                                            \
-            r[l] = (double)(type)lanes_a[l];                                                                                                       \
-        put_double(w, in, r);                                                                                                                      \
-        return in + 1;                                                                                                                             \
+#define TO_DOUBLE(name, type)                                                                                                                        \
+    BEGIN(name)                                                                                                                                      \
+    {                                                                                                                                                \
+        WORDS(1, a);                                                                                                                                 \
+        double_lanes r;                                                                                                                              \
+        for (int l = 0; l < LANES; l++)                                                                                                              \
+            r[l] = (double)(type)lanes_a[l];                                                                                                         \
+        put_double(w, in, r);                                                                                                                        \
+        return in + 1;                                                                                                                               \
     }
 TO_DOUBLE(v_cvt_f64_i32, int32_t)
 TO_DOUBLE(v_cvt_f64_u32, uint32_t)
@@ -413,16 +413,13 @@ BEGIN(v_cvt_i32_f64)
 #define F64(name)        ALSO(name, name, OP_VALU, OPF_F64)
 
 const struct op EMU_TABLE(emu_float)[] = {
-    OPS1(VALU) TRANS1(TRANS) SCALAR_TRANSES(TRANS) OPS2(VALU) OPS3(VALU) TO_FLOAT(VALU) TO_WORD(VALU)
-    VALU(v_fmac_f32) VALU(v_frexp_mant_f32) VALU(v_ldexp_f32)
-    ALSO(v_max_num_f32, v_max_f32, OP_VALU, 0) ALSO(v_min_num_f32, v_min_f32, OP_VALU, 0)
-    ALSO(v_max3_num_f32, v_max3_f32, OP_VALU, 0) ALSO(v_min3_num_f32, v_min3_f32, OP_VALU, 0)
-    ALSO(v_med3_num_f32, v_med3_f32, OP_VALU, 0)
-    ALSO(v_maxmin_num_f32, v_maxmin_f32, OP_VALU, 0) ALSO(v_minmax_num_f32, v_minmax_f32, OP_VALU, 0)
-    ALSO(v_mul_dx9_zero_f32, v_mul_legacy_f32, OP_VALU, 0)
-    ALSO(v_cvt_rpi_i32_f32, v_cvt_nearest_i32_f32, OP_VALU, 0) ALSO(v_cvt_flr_i32_f32, v_cvt_floor_i32_f32, OP_VALU, 0)
-    ALSO(v_div_scale_f32, v_div_scale_f32, OP_VALU, OPF_CARRY) VALU(v_div_fmas_f32) VALU(v_div_fixup_f32)
-    F64(v_add_f64) F64(v_mul_f64) F64(v_max_f64) F64(v_min_f64) F64(v_fma_f64) F64(v_rndne_f64) F64(v_floor_f64) F64(v_rcp_f64) F64(v_ldexp_f64)
-    ALSO(v_max_num_f64, v_max_f64, OP_VALU, OPF_F64) ALSO(v_min_num_f64, v_min_f64, OP_VALU, OPF_F64)
-    VALU(v_cvt_f64_i32) VALU(v_cvt_f64_u32) VALU(v_cvt_f64_f32) F64(v_cvt_f32_f64) F64(v_cvt_i32_f64)
-    {NULL, NULL, 0, 0}};
+    OPS1(VALU) TRANS1(TRANS) SCALAR_TRANSES(TRANS) OPS2(VALU) OPS3(VALU) TO_FLOAT(VALU) TO_WORD(VALU) VALU(v_fmac_f32) VALU(v_frexp_mant_f32)
+        VALU(v_ldexp_f32) ALSO(v_max_num_f32, v_max_f32, OP_VALU, 0) ALSO(v_min_num_f32, v_min_f32, OP_VALU, 0)
+            ALSO(v_max3_num_f32, v_max3_f32, OP_VALU, 0) ALSO(v_min3_num_f32, v_min3_f32, OP_VALU, 0) ALSO(v_med3_num_f32, v_med3_f32, OP_VALU, 0)
+                ALSO(v_maxmin_num_f32, v_maxmin_f32, OP_VALU, 0) ALSO(v_minmax_num_f32, v_minmax_f32, OP_VALU, 0)
+                    ALSO(v_mul_dx9_zero_f32, v_mul_legacy_f32, OP_VALU, 0) ALSO(v_cvt_rpi_i32_f32, v_cvt_nearest_i32_f32, OP_VALU, 0)
+                        ALSO(v_cvt_flr_i32_f32, v_cvt_floor_i32_f32, OP_VALU, 0) ALSO(v_div_scale_f32, v_div_scale_f32, OP_VALU, OPF_CARRY)
+                            VALU(v_div_fmas_f32) VALU(v_div_fixup_f32) F64(v_add_f64) F64(v_mul_f64) F64(v_max_f64) F64(v_min_f64) F64(v_fma_f64)
+                                F64(v_rndne_f64) F64(v_floor_f64) F64(v_rcp_f64) F64(v_ldexp_f64) ALSO(v_max_num_f64, v_max_f64, OP_VALU, OPF_F64)
+                                    ALSO(v_min_num_f64, v_min_f64, OP_VALU, OPF_F64) VALU(v_cvt_f64_i32) VALU(v_cvt_f64_u32) VALU(v_cvt_f64_f32)
+                                        F64(v_cvt_f32_f64) F64(v_cvt_i32_f64){NULL, NULL, 0, 0}};

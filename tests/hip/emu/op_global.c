@@ -82,7 +82,7 @@ static inline const struct insn *load_words(struct wave *w, const struct insn *i
     addresses a;
     const uint32_t exec = exec_of(w);
     load_addresses(w, in, 4 * (uint32_t)words, a);
-    uint32_t (*d)[LANES] = &w->v[in->o[0].index];
+    uint32_t(*d)[LANES] = &w->v[in->o[0].index];
     if (__builtin_expect(exec == ~0u, 1)) {
         for (int l = 0; l < LANES; l++) {
             uint32_t x[4];
@@ -102,45 +102,45 @@ static inline const struct insn *load_words(struct wave *w, const struct insn *i
     return in + 1;
 }
 
-#define LOAD(name, words)                                                                                                                          \
-    BEGIN(name)                                                                                                                                    \
-    {                                                                                                                                              \
-        return load_words(w, in, words);                                                                                                           \
+#define LOAD(name, words)                                                                                                                            \
+    BEGIN(name)                                                                                                                                      \
+    {                                                                                                                                                \
+        return load_words(w, in, words);                                                                                                             \
     }
-#define LOADS(X)                                                                                                                                   \
-    X(global_load_b32, 1)                                                                                                                          \
-    X(global_load_b64, 2)                                                                                                                          \
-    X(global_load_b96, 3)                                                                                                                          \
+#define LOADS(X)                                                                                                                                     \
+    X(global_load_b32, 1)                                                                                                                            \
+    X(global_load_b64, 2)                                                                                                                            \
+    X(global_load_b96, 3)                                                                                                                            \
     X(global_load_b128, 4)
 LOADS(LOAD)
 
 /* `x` of `type` is what memory holds, `old` the register before. */
-#define LOAD_SMALL(name, type, expr)                                                                                                               \
-    BEGIN(name)                                                                                                                                    \
-    {                                                                                                                                              \
-        addresses a;                                                                                                                               \
-        load_addresses(w, in, sizeof(type), a);                                                                                                    \
-        uint32_t *d = w->v[in->o[0].index];                                                                                                        \
-        for (uint32_t rest = exec_of(w); rest; rest &= rest - 1) {                                                                                 \
-            const int l = __builtin_ctz(rest);                                                                                                     \
-            const uint32_t old = d[l];                                                                                                             \
-            type x;                                                                                                                                \
-            (void)old;                                                                                                                             \
-            memcpy(&x, at(a[l]), sizeof x);                                                                                                        \
-            d[l] = (expr);                                                                                                                         \
-        }                                                                                                                                          \
-        return in + 1;                                                                                                                             \
+#define LOAD_SMALL(name, type, expr)                                                                                                                 \
+    BEGIN(name)                                                                                                                                      \
+    {                                                                                                                                                \
+        addresses a;                                                                                                                                 \
+        load_addresses(w, in, sizeof(type), a);                                                                                                      \
+        uint32_t *d = w->v[in->o[0].index];                                                                                                          \
+        for (uint32_t rest = exec_of(w); rest; rest &= rest - 1) {                                                                                   \
+            const int l = __builtin_ctz(rest);                                                                                                       \
+            const uint32_t old = d[l];                                                                                                               \
+            type x;                                                                                                                                  \
+            (void)old;                                                                                                                               \
+            memcpy(&x, at(a[l]), sizeof x);                                                                                                          \
+            d[l] = (expr);                                                                                                                           \
+        }                                                                                                                                            \
+        return in + 1;                                                                                                                               \
     }
-#define SMALL_LOADS(X)                                                                                                                             \
-    X(global_load_u8, uint8_t, x)                                                                                                                  \
-    X(global_load_i8, int8_t, (uint32_t)(int32_t)x)                                                                                                \
-    X(global_load_u16, uint16_t, x)                                                                                                                \
-    X(global_load_i16, int16_t, (uint32_t)(int32_t)x)                                                                                              \
-    X(global_load_d16_u8, uint8_t, (old & 0xffff0000u) | x)                                                                                        \
-    X(global_load_d16_i8, int8_t, (old & 0xffff0000u) | (uint16_t)(int16_t)x)                                                                      \
-    X(global_load_d16_b16, uint16_t, (old & 0xffff0000u) | x)                                                                                      \
-    X(global_load_d16_hi_u8, uint8_t, (old & 0xffff) | (uint32_t)x << 16)                                                                          \
-    X(global_load_d16_hi_i8, int8_t, (old & 0xffff) | (uint32_t)(int32_t)x << 16)                                                                  \
+#define SMALL_LOADS(X)                                                                                                                               \
+    X(global_load_u8, uint8_t, x)                                                                                                                    \
+    X(global_load_i8, int8_t, (uint32_t)(int32_t)x)                                                                                                  \
+    X(global_load_u16, uint16_t, x)                                                                                                                  \
+    X(global_load_i16, int16_t, (uint32_t)(int32_t)x)                                                                                                \
+    X(global_load_d16_u8, uint8_t, (old & 0xffff0000u) | x)                                                                                          \
+    X(global_load_d16_i8, int8_t, (old & 0xffff0000u) | (uint16_t)(int16_t)x)                                                                        \
+    X(global_load_d16_b16, uint16_t, (old & 0xffff0000u) | x)                                                                                        \
+    X(global_load_d16_hi_u8, uint8_t, (old & 0xffff) | (uint32_t)x << 16)                                                                            \
+    X(global_load_d16_hi_i8, int8_t, (old & 0xffff) | (uint32_t)(int32_t)x << 16)                                                                    \
     X(global_load_d16_hi_b16, uint16_t, (old & 0xffff) | (uint32_t)x << 16)
 SMALL_LOADS(LOAD_SMALL)
 
@@ -157,7 +157,7 @@ static inline const struct insn *store_words(struct wave *w, const struct insn *
 {
     addresses a;
     store_addresses(w, in, 4 * (uint32_t)words, a);
-    const uint32_t (*v)[LANES] = (const uint32_t (*)[LANES])&w->v[in->o[1].index];
+    const uint32_t(*v)[LANES] = (const uint32_t(*)[LANES]) & w->v[in->o[1].index];
     for (uint32_t rest = exec_of(w); rest; rest &= rest - 1) {
         const int l = __builtin_ctz(rest);
         uint32_t x[4];
@@ -168,35 +168,35 @@ static inline const struct insn *store_words(struct wave *w, const struct insn *
     return in + 1;
 }
 
-#define STORE(name, words)                                                                                                                         \
-    BEGIN(name)                                                                                                                                    \
-    {                                                                                                                                              \
-        return store_words(w, in, words);                                                                                                          \
+#define STORE(name, words)                                                                                                                           \
+    BEGIN(name)                                                                                                                                      \
+    {                                                                                                                                                \
+        return store_words(w, in, words);                                                                                                            \
     }
-#define STORES(X)                                                                                                                                  \
-    X(global_store_b32, 1)                                                                                                                         \
-    X(global_store_b64, 2)                                                                                                                         \
-    X(global_store_b96, 3)                                                                                                                         \
+#define STORES(X)                                                                                                                                    \
+    X(global_store_b32, 1)                                                                                                                           \
+    X(global_store_b64, 2)                                                                                                                           \
+    X(global_store_b96, 3)                                                                                                                           \
     X(global_store_b128, 4)
 STORES(STORE)
 
-#define STORE_SMALL(name, type, shift)                                                                                                             \
-    BEGIN(name)                                                                                                                                    \
-    {                                                                                                                                              \
-        addresses a;                                                                                                                               \
-        store_addresses(w, in, sizeof(type), a);                                                                                                   \
-        const uint32_t *v = w->v[in->o[1].index];                                                                                                  \
-        for (uint32_t rest = exec_of(w); rest; rest &= rest - 1) {                                                                                 \
-            const int l = __builtin_ctz(rest);                                                                                                     \
-            const type x = (type)(v[l] >> (shift));                                                                                                \
-            memcpy(at(a[l]), &x, sizeof x);                                                                                                        \
-        }                                                                                                                                          \
-        return in + 1;                                                                                                                             \
+#define STORE_SMALL(name, type, shift)                                                                                                               \
+    BEGIN(name)                                                                                                                                      \
+    {                                                                                                                                                \
+        addresses a;                                                                                                                                 \
+        store_addresses(w, in, sizeof(type), a);                                                                                                     \
+        const uint32_t *v = w->v[in->o[1].index];                                                                                                    \
+        for (uint32_t rest = exec_of(w); rest; rest &= rest - 1) {                                                                                   \
+            const int l = __builtin_ctz(rest);                                                                                                       \
+            const type x = (type)(v[l] >> (shift));                                                                                                  \
+            memcpy(at(a[l]), &x, sizeof x);                                                                                                          \
+        }                                                                                                                                            \
+        return in + 1;                                                                                                                               \
     }
-#define SMALL_STORES(X)                                                                                                                            \
-    X(global_store_b8, uint8_t, 0)                                                                                                                 \
-    X(global_store_b16, uint16_t, 0)                                                                                                               \
-    X(global_store_d16_hi_b8, uint8_t, 16)                                                                                                         \
+#define SMALL_STORES(X)                                                                                                                              \
+    X(global_store_b8, uint8_t, 0)                                                                                                                   \
+    X(global_store_b16, uint16_t, 0)                                                                                                                 \
+    X(global_store_d16_hi_b8, uint8_t, 16)                                                                                                           \
     X(global_store_d16_hi_b16, uint16_t, 16)
 SMALL_STORES(STORE_SMALL)
 
@@ -232,67 +232,67 @@ static inline const struct insn *atomic_lanes(struct wave *w, const struct insn 
 }
 
 /* `old` is what memory held, `b` the data; a loop of compare and swap. */
-#define ATOMIC(name, expr)                                                                                                                         \
-    BEGIN(name)                                                                                                                                    \
-    {                                                                                                                                              \
-        addresses a;                                                                                                                               \
-        int data;                                                                                                                                  \
-        const struct insn *next = atomic_lanes(w, in, 4, a, &data);                                                                                \
-        for (uint32_t rest = exec_of(w); rest; rest &= rest - 1) {                                                                                 \
-            const int l = __builtin_ctz(rest);                                                                                                     \
-            uint32_t *p = at(a[l]);                                                                                                                \
-            const uint32_t b = w->v[data][l];                                                                                                      \
-            uint32_t old = __atomic_load_n(p, __ATOMIC_RELAXED);                                                                                   \
-            while (!__atomic_compare_exchange_n(p, &old, (uint32_t)(expr), false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) {                           \
-            }                                                                                                                                      \
-            if (in->returns)                                                                                                                       \
-                w->v[in->o[0].index][l] = old;                                                                                                     \
-        }                                                                                                                                          \
-        return next;                                                                                                                               \
+#define ATOMIC(name, expr)                                                                                                                           \
+    BEGIN(name)                                                                                                                                      \
+    {                                                                                                                                                \
+        addresses a;                                                                                                                                 \
+        int data;                                                                                                                                    \
+        const struct insn *next = atomic_lanes(w, in, 4, a, &data);                                                                                  \
+        for (uint32_t rest = exec_of(w); rest; rest &= rest - 1) {                                                                                   \
+            const int l = __builtin_ctz(rest);                                                                                                       \
+            uint32_t *p = at(a[l]);                                                                                                                  \
+            const uint32_t b = w->v[data][l];                                                                                                        \
+            uint32_t old = __atomic_load_n(p, __ATOMIC_RELAXED);                                                                                     \
+            while (!__atomic_compare_exchange_n(p, &old, (uint32_t)(expr), false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) {                             \
+            }                                                                                                                                        \
+            if (in->returns)                                                                                                                         \
+                w->v[in->o[0].index][l] = old;                                                                                                       \
+        }                                                                                                                                            \
+        return next;                                                                                                                                 \
     }
-#define ATOMICS(X)                                                                                                                                 \
-    X(global_atomic_swap_b32, b)                                                                                                                   \
-    X(global_atomic_add_u32, old + b)                                                                                                              \
-    X(global_atomic_sub_u32, old - b)                                                                                                              \
-    X(global_atomic_and_b32, old &b)                                                                                                               \
-    X(global_atomic_or_b32, old | b)                                                                                                               \
-    X(global_atomic_xor_b32, old ^ b)                                                                                                              \
-    X(global_atomic_max_u32, old > b ? old : b)                                                                                                    \
-    X(global_atomic_min_u32, old < b ? old : b)                                                                                                    \
-    X(global_atomic_max_i32, (int32_t)old > (int32_t)b ? old : b)                                                                                  \
-    X(global_atomic_min_i32, (int32_t)old < (int32_t)b ? old : b)                                                                                  \
-    X(global_atomic_inc_u32, old >= b ? 0 : old + 1)                                                                                               \
-    X(global_atomic_dec_u32, old == 0 || old > b ? b : old - 1)                                                                                    \
-    X(global_atomic_add_f32, as_word(float_sum(old, b)))                                                                                           \
-    X(global_atomic_max_f32, float_larger(old, b))                                                                                                 \
+#define ATOMICS(X)                                                                                                                                   \
+    X(global_atomic_swap_b32, b)                                                                                                                     \
+    X(global_atomic_add_u32, old + b)                                                                                                                \
+    X(global_atomic_sub_u32, old - b)                                                                                                                \
+    X(global_atomic_and_b32, old &b)                                                                                                                 \
+    X(global_atomic_or_b32, old | b)                                                                                                                 \
+    X(global_atomic_xor_b32, old ^ b)                                                                                                                \
+    X(global_atomic_max_u32, old > b ? old : b)                                                                                                      \
+    X(global_atomic_min_u32, old < b ? old : b)                                                                                                      \
+    X(global_atomic_max_i32, (int32_t)old > (int32_t)b ? old : b)                                                                                    \
+    X(global_atomic_min_i32, (int32_t)old < (int32_t)b ? old : b)                                                                                    \
+    X(global_atomic_inc_u32, old >= b ? 0 : old + 1)                                                                                                 \
+    X(global_atomic_dec_u32, old == 0 || old > b ? b : old - 1)                                                                                      \
+    X(global_atomic_add_f32, as_word(float_sum(old, b)))                                                                                             \
+    X(global_atomic_max_f32, float_larger(old, b))                                                                                                   \
     X(global_atomic_min_f32, float_smaller(old, b))
 ATOMICS(ATOMIC)
 
-#define ATOMIC64(name, expr)                                                                                                                       \
-    BEGIN(name)                                                                                                                                    \
-    {                                                                                                                                              \
-        addresses a;                                                                                                                               \
-        int data;                                                                                                                                  \
-        const struct insn *next = atomic_lanes(w, in, 8, a, &data);                                                                                \
-        for (uint32_t rest = exec_of(w); rest; rest &= rest - 1) {                                                                                 \
-            const int l = __builtin_ctz(rest);                                                                                                     \
-            uint64_t *p = at(a[l]);                                                                                                                \
-            const uint64_t b = (uint64_t)w->v[data][l] | (uint64_t)w->v[data + 1][l] << 32;                                                        \
-            uint64_t old = __atomic_load_n(p, __ATOMIC_RELAXED);                                                                                   \
-            while (!__atomic_compare_exchange_n(p, &old, (uint64_t)(expr), false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) {                           \
-            }                                                                                                                                      \
-            if (in->returns) {                                                                                                                     \
-                w->v[in->o[0].index][l] = (uint32_t)old;                                                                                           \
-                w->v[in->o[0].index + 1][l] = (uint32_t)(old >> 32);                                                                               \
-            }                                                                                                                                      \
-        }                                                                                                                                          \
-        return next;                                                                                                                               \
+#define ATOMIC64(name, expr)                                                                                                                         \
+    BEGIN(name)                                                                                                                                      \
+    {                                                                                                                                                \
+        addresses a;                                                                                                                                 \
+        int data;                                                                                                                                    \
+        const struct insn *next = atomic_lanes(w, in, 8, a, &data);                                                                                  \
+        for (uint32_t rest = exec_of(w); rest; rest &= rest - 1) {                                                                                   \
+            const int l = __builtin_ctz(rest);                                                                                                       \
+            uint64_t *p = at(a[l]);                                                                                                                  \
+            const uint64_t b = (uint64_t)w->v[data][l] | (uint64_t)w->v[data + 1][l] << 32;                                                          \
+            uint64_t old = __atomic_load_n(p, __ATOMIC_RELAXED);                                                                                     \
+            while (!__atomic_compare_exchange_n(p, &old, (uint64_t)(expr), false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) {                             \
+            }                                                                                                                                        \
+            if (in->returns) {                                                                                                                       \
+                w->v[in->o[0].index][l] = (uint32_t)old;                                                                                             \
+                w->v[in->o[0].index + 1][l] = (uint32_t)(old >> 32);                                                                                 \
+            }                                                                                                                                        \
+        }                                                                                                                                            \
+        return next;                                                                                                                                 \
     }
-#define ATOMICS64(X)                                                                                                                               \
-    X(global_atomic_swap_b64, b)                                                                                                                   \
-    X(global_atomic_add_u64, old + b)                                                                                                              \
-    X(global_atomic_or_b64, old | b)                                                                                                               \
-    X(global_atomic_max_u64, old > b ? old : b)                                                                                                    \
+#define ATOMICS64(X)                                                                                                                                 \
+    X(global_atomic_swap_b64, b)                                                                                                                     \
+    X(global_atomic_add_u64, old + b)                                                                                                                \
+    X(global_atomic_or_b64, old | b)                                                                                                                 \
+    X(global_atomic_max_u64, old > b ? old : b)                                                                                                      \
     X(global_atomic_min_u64, old < b ? old : b)
 ATOMICS64(ATOMIC64)
 
@@ -336,6 +336,7 @@ BEGIN(global_atomic_cmpswap_b64)
 
 const struct op EMU_TABLE(emu_global)[] = {
     LOADS(ENTRY_LOAD) SMALL_LOADS(ENTRY_LOAD) STORES(ENTRY_STORE) SMALL_STORES(ENTRY_STORE) ATOMICS(ENTRY_ATOMIC) ATOMICS64(ENTRY_ATOMIC)
-    ENTRY_ATOMIC(global_atomic_cmpswap_b32) ENTRY_ATOMIC(global_atomic_cmpswap_b64)
-    {"global_atomic_max_num_f32", run_global_atomic_max_f32, OP_ATOMIC, 0}, {"global_atomic_min_num_f32", run_global_atomic_min_f32, OP_ATOMIC, 0},
+        ENTRY_ATOMIC(global_atomic_cmpswap_b32)
+            ENTRY_ATOMIC(global_atomic_cmpswap_b64){"global_atomic_max_num_f32", run_global_atomic_max_f32, OP_ATOMIC, 0},
+    {"global_atomic_min_num_f32", run_global_atomic_min_f32, OP_ATOMIC, 0},
     {NULL, NULL, 0, 0}};

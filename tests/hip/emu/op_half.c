@@ -37,47 +37,47 @@ static inline void load_half(const struct wave *w, const struct insn *in, int k,
         to[l] = half_to_float(bits[l]);
 }
 
-#define HALF_N(name, n, expr)                                                                                                                      \
-    BEGIN(name)                                                                                                                                    \
-    {                                                                                                                                              \
-        float_lanes x[3];                                                                                                                          \
-        lanes r;                                                                                                                                   \
-        for (int k = 0; k < (n); k++)                                                                                                              \
-            load_half(w, in, k + 1, k, x[k]);                                                                                                      \
-        for (int l = 0; l < LANES; l++) {                                                                                                          \
-            const float a = x[0][l], b = (n) > 1 ? x[1][l] : 0.0f, c = (n) > 2 ? x[2][l] : 0.0f;                                                   \
-            (void)b, (void)c;                                                                                                                      \
-            r[l] = (expr);                                                                                                                         \
-        }                                                                                                                                          \
-        put16(w, in, (n), r);                                                                                                                      \
-        return in + 1;                                                                                                                             \
+#define HALF_N(name, n, expr)                                                                                                                        \
+    BEGIN(name)                                                                                                                                      \
+    {                                                                                                                                                \
+        float_lanes x[3];                                                                                                                            \
+        lanes r;                                                                                                                                     \
+        for (int k = 0; k < (n); k++)                                                                                                                \
+            load_half(w, in, k + 1, k, x[k]);                                                                                                        \
+        for (int l = 0; l < LANES; l++) {                                                                                                            \
+            const float a = x[0][l], b = (n) > 1 ? x[1][l] : 0.0f, c = (n) > 2 ? x[2][l] : 0.0f;                                                     \
+            (void)b, (void)c;                                                                                                                        \
+            r[l] = (expr);                                                                                                                           \
+        }                                                                                                                                            \
+        put16(w, in, (n), r);                                                                                                                        \
+        return in + 1;                                                                                                                               \
     }
 #define HALF1(name, expr) HALF_N(name, 1, half_of(in, expr))
 #define HALF2(name, expr) HALF_N(name, 2, half_of(in, expr))
 #define HALF3(name, expr) HALF_N(name, 3, half_of(in, expr))
 
-#define OPS1(X)                                                                                                                                    \
-    X(v_rndne_f16, rintf(a))                                                                                                                       \
-    X(v_floor_f16, floorf(a))                                                                                                                      \
-    X(v_ceil_f16, ceilf(a))                                                                                                                        \
-    X(v_trunc_f16, truncf(a))                                                                                                                      \
-    X(v_sqrt_f16, sqrtf(a))                                                                                                                        \
-    X(v_rcp_f16, 1.0f / a)                                                                                                                         \
-    X(v_rsq_f16, 1.0f / sqrtf(a))                                                                                                                  \
-    X(v_exp_f16, exp2f(a))                                                                                                                         \
+#define OPS1(X)                                                                                                                                      \
+    X(v_rndne_f16, rintf(a))                                                                                                                         \
+    X(v_floor_f16, floorf(a))                                                                                                                        \
+    X(v_ceil_f16, ceilf(a))                                                                                                                          \
+    X(v_trunc_f16, truncf(a))                                                                                                                        \
+    X(v_sqrt_f16, sqrtf(a))                                                                                                                          \
+    X(v_rcp_f16, 1.0f / a)                                                                                                                           \
+    X(v_rsq_f16, 1.0f / sqrtf(a))                                                                                                                    \
+    X(v_exp_f16, exp2f(a))                                                                                                                           \
     X(v_log_f16, log2f(a))
-#define OPS2(X)                                                                                                                                    \
-    X(v_add_f16, a + b)                                                                                                                            \
-    X(v_sub_f16, a - b)                                                                                                                            \
-    X(v_subrev_f16, b - a)                                                                                                                         \
-    X(v_mul_f16, a *b)                                                                                                                             \
-    X(v_max_f16, max_num(a, b))                                                                                                                    \
+#define OPS2(X)                                                                                                                                      \
+    X(v_add_f16, a + b)                                                                                                                              \
+    X(v_sub_f16, a - b)                                                                                                                              \
+    X(v_subrev_f16, b - a)                                                                                                                           \
+    X(v_mul_f16, a *b)                                                                                                                               \
+    X(v_max_f16, max_num(a, b))                                                                                                                      \
     X(v_min_f16, min_num(a, b))
-#define OPS3(X)                                                                                                                                    \
-    X(v_max3_f16, max_num(max_num(a, b), c))                                                                                                       \
-    X(v_min3_f16, min_num(min_num(a, b), c))                                                                                                       \
-    X(v_med3_f16, max_num(min_num(a, b), min_num(max_num(a, b), c)))                                                                               \
-    X(v_maxmin_f16, min_num(max_num(a, b), c))                                                                                                     \
+#define OPS3(X)                                                                                                                                      \
+    X(v_max3_f16, max_num(max_num(a, b), c))                                                                                                         \
+    X(v_min3_f16, min_num(min_num(a, b), c))                                                                                                         \
+    X(v_med3_f16, max_num(min_num(a, b), min_num(max_num(a, b), c)))                                                                                 \
+    X(v_maxmin_f16, min_num(max_num(a, b), c))                                                                                                       \
     X(v_minmax_f16, max_num(min_num(a, b), c))
 
 OPS1(HALF1)
@@ -102,15 +102,15 @@ BEGIN(v_fmac_f16)
     return in + 1;
 }
 
-#define FROM_SHORT(name, type)                                                                                                                     \
-    BEGIN(name)                                                                                                                                    \
-    {                                                                                                                                              \
-        lanes a;                                                                                                                                   \
-        source16(w, in, 1, 0, a);                                                                                                                  \
-        for (int l = 0; l < LANES; l++)                                                                                                            \
-            a[l] = float_to_half((float)(type)a[l]);                                                                                               \
-        put16(w, in, 1, a);                                                                                                                        \
-        return in + 1;                                                                                                                             \
+#define FROM_SHORT(name, type)                                                                                                                       \
+    BEGIN(name)                                                                                                                                      \
+    {                                                                                                                                                \
+        lanes a;                                                                                                                                     \
+        source16(w, in, 1, 0, a);                                                                                                                    \
+        for (int l = 0; l < LANES; l++)                                                                                                              \
+            a[l] = float_to_half((float)(type)a[l]);                                                                                                 \
+        put16(w, in, 1, a);                                                                                                                          \
+        return in + 1;                                                                                                                               \
     }
 FROM_SHORT(v_cvt_f16_u16, uint16_t)
 FROM_SHORT(v_cvt_f16_i16, int16_t)
@@ -154,18 +154,18 @@ static inline uint32_t half_towards_zero(float x)
     return fabsf(half_to_float(h)) > fabsf(x) ? h - 1 : h;
 }
 
-#define PACK_FLOATS(name, low, high)                                                                                                               \
-    BEGIN(name)                                                                                                                                    \
-    {                                                                                                                                              \
-        FLOATS(1, a);                                                                                                                              \
-        FLOATS(2, b);                                                                                                                              \
-        lanes r;                                                                                                                                   \
-        for (int l = 0; l < LANES; l++) {                                                                                                          \
-            const float a = lanes_a[l], b = lanes_b[l];                                                                                            \
-            r[l] = ((uint32_t)(low) & 0xffff) | (uint32_t)(high) << 16;                                                                            \
-        }                                                                                                                                          \
-        put(w, in, r);                                                                                                                             \
-        return in + 1;                                                                                                                             \
+#define PACK_FLOATS(name, low, high)                                                                                                                 \
+    BEGIN(name)                                                                                                                                      \
+    {                                                                                                                                                \
+        FLOATS(1, a);                                                                                                                                \
+        FLOATS(2, b);                                                                                                                                \
+        lanes r;                                                                                                                                     \
+        for (int l = 0; l < LANES; l++) {                                                                                                            \
+            const float a = lanes_a[l], b = lanes_b[l];                                                                                              \
+            r[l] = ((uint32_t)(low)&0xffff) | (uint32_t)(high) << 16;                                                                                \
+        }                                                                                                                                            \
+        put(w, in, r);                                                                                                                               \
+        return in + 1;                                                                                                                               \
     }
 
 static inline int32_t signed16(float x, float scale)
@@ -195,8 +195,14 @@ PACK_FLOATS(v_cvt_pk_norm_i16_f32, signed16(a, 32767.0f), signed16(b, 32767.0f))
 PACK_FLOATS(v_cvt_pk_norm_u16_f32, unsigned16(a), unsigned16(b))
 PACK_FLOATS(v_cvt_pk_i16_f32, short_of(a), short_of(b))
 PACK_FLOATS(v_cvt_pk_u16_f32, ushort_of(a), ushort_of(b))
-WORD2(v_cvt_pk_i16_i32, ((uint32_t)(I(a) > 32767 ? 32767 : I(a) < -32768 ? -32768 : I(a)) & 0xffff) |
-                            (uint32_t)(I(b) > 32767 ? 32767 : I(b) < -32768 ? -32768 : I(b)) << 16)
+WORD2(v_cvt_pk_i16_i32, ((uint32_t)(I(a) > 32767    ? 32767
+                                    : I(a) < -32768 ? -32768
+                                                    : I(a)) &
+                         0xffff) |
+                            (uint32_t)(I(b) > 32767    ? 32767
+                                       : I(b) < -32768 ? -32768
+                                                       : I(b))
+                                << 16)
 WORD2(v_cvt_pk_u16_u32, (a > 65535 ? 65535 : a) | (b > 65535 ? 65535u : b) << 16)
 
 BEGIN(v_cvt_pk_u8_f32)
@@ -239,25 +245,25 @@ static inline void packed_source(const struct wave *w, const struct insn *in, in
         to[l] = (p[l] >> shift & 0xffff) ^ flip;
 }
 
-#define PACKED(name, n, convert, result, expr)                                                                                                     \
-    BEGIN(name)                                                                                                                                    \
-    {                                                                                                                                              \
-        lanes x[3], half[2];                                                                                                                       \
-        for (int part = 0; part < 2; part++) {                                                                                                     \
-            for (int k = 0; k < (n); k++)                                                                                                          \
-                packed_source(w, in, k, part, x[k]);                                                                                               \
-            for (int l = 0; l < LANES; l++) {                                                                                                      \
-                const __auto_type a = convert(x[0][l]);                                                                                            \
-                const __auto_type b = convert(x[1][l]);                                                                                            \
-                const __auto_type c = convert((n) > 2 ? x[2][l] : 0);                                                                              \
-                (void)c;                                                                                                                           \
-                half[part][l] = result(expr);                                                                                                      \
-            }                                                                                                                                      \
-        }                                                                                                                                          \
-        for (int l = 0; l < LANES; l++)                                                                                                            \
-            half[0][l] = (half[0][l] & 0xffff) | half[1][l] << 16;                                                                                 \
-        put(w, in, half[0]);                                                                                                                       \
-        return in + 1;                                                                                                                             \
+#define PACKED(name, n, convert, result, expr)                                                                                                       \
+    BEGIN(name)                                                                                                                                      \
+    {                                                                                                                                                \
+        lanes x[3], half[2];                                                                                                                         \
+        for (int part = 0; part < 2; part++) {                                                                                                       \
+            for (int k = 0; k < (n); k++)                                                                                                            \
+                packed_source(w, in, k, part, x[k]);                                                                                                 \
+            for (int l = 0; l < LANES; l++) {                                                                                                        \
+                const __auto_type a = convert(x[0][l]);                                                                                              \
+                const __auto_type b = convert(x[1][l]);                                                                                              \
+                const __auto_type c = convert((n) > 2 ? x[2][l] : 0);                                                                                \
+                (void)c;                                                                                                                             \
+                half[part][l] = result(expr);                                                                                                        \
+            }                                                                                                                                        \
+        }                                                                                                                                            \
+        for (int l = 0; l < LANES; l++)                                                                                                              \
+            half[0][l] = (half[0][l] & 0xffff) | half[1][l] << 16;                                                                                   \
+        put(w, in, half[0]);                                                                                                                         \
+        return in + 1;                                                                                                                               \
     }
 #define FROM_U16(x) (x)
 #define FROM_I16(x) ((int32_t)(int16_t)(x))
@@ -357,8 +363,7 @@ BEGIN(v_dot2_f32_f16)
         for (int k = 0; k < 2; k++)
             packed_source(w, in, k, part, x[part][k]);
     for (int l = 0; l < LANES; l++)
-        r[l] = fmaf(half_to_float(x[1][0][l]), half_to_float(x[1][1][l]),
-                    fmaf(half_to_float(x[0][0][l]), half_to_float(x[0][1][l]), lanes_c[l]));
+        r[l] = fmaf(half_to_float(x[1][0][l]), half_to_float(x[1][1][l]), fmaf(half_to_float(x[0][0][l]), half_to_float(x[0][1][l]), lanes_c[l]));
     put_f(w, in, r);
     return in + 1;
 }
@@ -376,24 +381,24 @@ BEGIN(v_dot2acc_f32_f16)
     return in + 1;
 }
 
-#define PK(name)              ALSO(name, name, OP_VALU, OPF_F16 | OPF_PACKED)
+#define PK(name) ALSO(name, name, OP_VALU, OPF_F16 | OPF_PACKED)
 
 const struct op EMU_TABLE(emu_half)[] = {
-    OPS1(VALU_F16) OPS2(VALU_F16) OPS3(VALU_F16)
-    VALU_F16(v_fma_f16) VALU_F16(v_fmamk_f16) VALU_F16(v_fmaak_f16) VALU_F16(v_fmac_f16) VALU_F16(v_cvt_u16_f16) VALU_F16(v_cvt_i16_f16)
-    VALU(v_cvt_f16_u16) VALU(v_cvt_f16_i16) VALU_F16(v_ldexp_f16) VALU_F16(v_cvt_f32_f16) VALU(v_cvt_f16_f32)
-    ALSO(v_max_num_f16, v_max_f16, OP_VALU, OPF_F16) ALSO(v_min_num_f16, v_min_f16, OP_VALU, OPF_F16)
-    ALSO(v_max3_num_f16, v_max3_f16, OP_VALU, OPF_F16) ALSO(v_min3_num_f16, v_min3_f16, OP_VALU, OPF_F16)
-    ALSO(v_med3_num_f16, v_med3_f16, OP_VALU, OPF_F16)
-    VALU(v_cvt_pk_rtz_f16_f32) ALSO(v_cvt_pkrtz_f16_f32, v_cvt_pk_rtz_f16_f32, OP_VALU, 0)
-    VALU(v_cvt_pk_norm_i16_f32) VALU(v_cvt_pk_norm_u16_f32) VALU(v_cvt_pk_i16_f32) VALU(v_cvt_pk_u16_f32)
-    VALU(v_cvt_pk_i16_i32) VALU(v_cvt_pk_u16_u32) VALU(v_cvt_pk_u8_f32) VALU_F16(v_pack_b32_f16)
-    PK(v_pk_add_f16) PK(v_pk_mul_f16) PK(v_pk_max_f16) PK(v_pk_min_f16) PK(v_pk_fma_f16)
-    ALSO(v_pk_max_num_f16, v_pk_max_f16, OP_VALU, OPF_F16 | OPF_PACKED) ALSO(v_pk_min_num_f16, v_pk_min_f16, OP_VALU, OPF_F16 | OPF_PACKED)
-    PK(v_pk_add_u16) PK(v_pk_sub_u16) PK(v_pk_mul_lo_u16) PK(v_pk_mad_u16) PK(v_pk_lshlrev_b16) PK(v_pk_lshrrev_b16) PK(v_pk_ashrrev_i16)
-    ALSO(v_pk_add_i16, v_pk_add_u16, OP_VALU, OPF_F16 | OPF_PACKED) ALSO(v_pk_sub_i16, v_pk_sub_u16, OP_VALU, OPF_F16 | OPF_PACKED)
-    ALSO(v_pk_mad_i16, v_pk_mad_u16, OP_VALU, OPF_F16 | OPF_PACKED)
-    PK(v_pk_max_u16) PK(v_pk_min_u16) PK(v_pk_max_i16) PK(v_pk_min_i16)
-    VALU(v_fma_mix_f32) VALU(v_fma_mixlo_f16) VALU(v_fma_mixhi_f16)
-    ALSO(v_dot2_f32_f16, v_dot2_f32_f16, OP_VALU, OPF_PACKED) VALU(v_dot2acc_f32_f16) ALSO(v_dot2c_f32_f16, v_dot2acc_f32_f16, OP_VALU, 0)
-    {NULL, NULL, 0, 0}};
+    OPS1(VALU_F16) OPS2(VALU_F16) OPS3(VALU_F16) VALU_F16(v_fma_f16) VALU_F16(v_fmamk_f16) VALU_F16(v_fmaak_f16) VALU_F16(v_fmac_f16)
+        VALU_F16(v_cvt_u16_f16) VALU_F16(v_cvt_i16_f16) VALU(v_cvt_f16_u16) VALU(v_cvt_f16_i16) VALU_F16(v_ldexp_f16) VALU_F16(v_cvt_f32_f16)
+            VALU(v_cvt_f16_f32) ALSO(v_max_num_f16, v_max_f16, OP_VALU, OPF_F16) ALSO(v_min_num_f16, v_min_f16, OP_VALU, OPF_F16)
+                ALSO(v_max3_num_f16, v_max3_f16, OP_VALU, OPF_F16) ALSO(v_min3_num_f16, v_min3_f16, OP_VALU, OPF_F16)
+                    ALSO(v_med3_num_f16, v_med3_f16, OP_VALU, OPF_F16) VALU(v_cvt_pk_rtz_f16_f32)
+                        ALSO(v_cvt_pkrtz_f16_f32, v_cvt_pk_rtz_f16_f32, OP_VALU, 0) VALU(v_cvt_pk_norm_i16_f32) VALU(v_cvt_pk_norm_u16_f32)
+                            VALU(v_cvt_pk_i16_f32) VALU(v_cvt_pk_u16_f32) VALU(v_cvt_pk_i16_i32) VALU(v_cvt_pk_u16_u32) VALU(v_cvt_pk_u8_f32)
+                                VALU_F16(v_pack_b32_f16) PK(v_pk_add_f16) PK(v_pk_mul_f16) PK(v_pk_max_f16) PK(v_pk_min_f16) PK(v_pk_fma_f16)
+                                    ALSO(v_pk_max_num_f16, v_pk_max_f16, OP_VALU, OPF_F16 | OPF_PACKED)
+                                        ALSO(v_pk_min_num_f16, v_pk_min_f16, OP_VALU, OPF_F16 | OPF_PACKED) PK(v_pk_add_u16) PK(v_pk_sub_u16)
+                                            PK(v_pk_mul_lo_u16) PK(v_pk_mad_u16) PK(v_pk_lshlrev_b16) PK(v_pk_lshrrev_b16) PK(v_pk_ashrrev_i16)
+                                                ALSO(v_pk_add_i16, v_pk_add_u16, OP_VALU, OPF_F16 | OPF_PACKED)
+                                                    ALSO(v_pk_sub_i16, v_pk_sub_u16, OP_VALU, OPF_F16 | OPF_PACKED)
+                                                        ALSO(v_pk_mad_i16, v_pk_mad_u16, OP_VALU, OPF_F16 | OPF_PACKED) PK(v_pk_max_u16)
+                                                            PK(v_pk_min_u16) PK(v_pk_max_i16) PK(v_pk_min_i16) VALU(v_fma_mix_f32)
+                                                                VALU(v_fma_mixlo_f16) VALU(v_fma_mixhi_f16)
+                                                                    ALSO(v_dot2_f32_f16, v_dot2_f32_f16, OP_VALU, OPF_PACKED) VALU(v_dot2acc_f32_f16)
+                                                                        ALSO(v_dot2c_f32_f16, v_dot2acc_f32_f16, OP_VALU, 0){NULL, NULL, 0, 0}};

@@ -166,9 +166,7 @@ BEGIN(dual)
     return in + 1;
 }
 
-const struct op EMU_TABLE(emu_lane)[] = {
-    VALU(v_readlane_b32) VALU(v_readfirstlane_b32) VALU(v_writelane_b32) VALU(v_permlane16_b32) VALU(v_permlanex16_b32)
-    VALU(v_permlane16_var_b32) VALU(v_permlanex16_var_b32) VALU(v_mbcnt_lo_u32_b32) VALU(v_mbcnt_hi_u32_b32) VALU(v_swap_b32)
-    VALU(v_movrels_b32) VALU(v_movreld_b32) VALU(v_movrelsd_b32)
-    ALSO(dual, dual, OP_DUAL, 0)
-    {NULL, NULL, 0, 0}};
+const struct op EMU_TABLE(emu_lane)[] = {VALU(v_readlane_b32) VALU(v_readfirstlane_b32) VALU(v_writelane_b32) VALU(v_permlane16_b32)
+                                             VALU(v_permlanex16_b32) VALU(v_permlane16_var_b32) VALU(v_permlanex16_var_b32) VALU(v_mbcnt_lo_u32_b32)
+                                                 VALU(v_mbcnt_hi_u32_b32) VALU(v_swap_b32) VALU(v_movrels_b32) VALU(v_movreld_b32)
+                                                     VALU(v_movrelsd_b32) ALSO(dual, dual, OP_DUAL, 0){NULL, NULL, 0, 0}};

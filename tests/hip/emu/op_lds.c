@@ -55,75 +55,75 @@ static inline void load_at(struct wave *w, const struct insn *in, uint32_t offse
         put_word(w, reg + i, exec_of(w), r[i]);
 }
 
-#define LOAD(name, words)                                                                                                                          \
-    BEGIN(name)                                                                                                                                    \
-    {                                                                                                                                              \
-        lanes a;                                                                                                                                   \
-        load_at(w, in, (uint32_t)in->offset, words, in->o[0].index, a);                                                                            \
-        return in + 1;                                                                                                                             \
+#define LOAD(name, words)                                                                                                                            \
+    BEGIN(name)                                                                                                                                      \
+    {                                                                                                                                                \
+        lanes a;                                                                                                                                     \
+        load_at(w, in, (uint32_t)in->offset, words, in->o[0].index, a);                                                                              \
+        return in + 1;                                                                                                                               \
     }
 /* Two places, `unit` bytes to a step of the offsets. The first result may overwrite the address. */
-#define LOAD2(name, words, unit)                                                                                                                   \
-    BEGIN(name)                                                                                                                                    \
-    {                                                                                                                                              \
-        lanes a, address;                                                                                                                          \
-        const uint8_t reg = in->o[1].index;                                                                                                        \
-        const bool overlaps = reg >= in->o[0].index && reg < in->o[0].index + (words);                                                             \
-        lanes saved;                                                                                                                               \
-        if (!overlaps) {                                                                                                                           \
-            load_at(w, in, (uint32_t)in->offset * (unit), words, in->o[0].index, a);                                                               \
-            load_at(w, in, (uint32_t)in->offset2 * (unit), words, in->o[0].index + (words), a);                                                    \
-            return in + 1;                                                                                                                         \
-        }                                                                                                                                          \
-        memcpy(address, w->v[reg], sizeof address);                                                                                                \
-        load_at(w, in, (uint32_t)in->offset * (unit), words, in->o[0].index, a);                                                                   \
-        memcpy(saved, w->v[reg], sizeof saved);                                                                                                    \
-        memcpy(w->v[reg], address, sizeof address);                                                                                                \
-        load_at(w, in, (uint32_t)in->offset2 * (unit), words, in->o[0].index + (words), a);                                                        \
-        memcpy(w->v[reg], saved, sizeof saved);                                                                                                    \
-        return in + 1;                                                                                                                             \
+#define LOAD2(name, words, unit)                                                                                                                     \
+    BEGIN(name)                                                                                                                                      \
+    {                                                                                                                                                \
+        lanes a, address;                                                                                                                            \
+        const uint8_t reg = in->o[1].index;                                                                                                          \
+        const bool overlaps = reg >= in->o[0].index && reg < in->o[0].index + (words);                                                               \
+        lanes saved;                                                                                                                                 \
+        if (!overlaps) {                                                                                                                             \
+            load_at(w, in, (uint32_t)in->offset *(unit), words, in->o[0].index, a);                                                                  \
+            load_at(w, in, (uint32_t)in->offset2 *(unit), words, in->o[0].index + (words), a);                                                       \
+            return in + 1;                                                                                                                           \
+        }                                                                                                                                            \
+        memcpy(address, w->v[reg], sizeof address);                                                                                                  \
+        load_at(w, in, (uint32_t)in->offset *(unit), words, in->o[0].index, a);                                                                      \
+        memcpy(saved, w->v[reg], sizeof saved);                                                                                                      \
+        memcpy(w->v[reg], address, sizeof address);                                                                                                  \
+        load_at(w, in, (uint32_t)in->offset2 *(unit), words, in->o[0].index + (words), a);                                                           \
+        memcpy(w->v[reg], saved, sizeof saved);                                                                                                      \
+        return in + 1;                                                                                                                               \
     }
-#define LOADS(X)                                                                                                                                   \
-    X(ds_load_b32, 1)                                                                                                                              \
-    X(ds_load_b64, 2)                                                                                                                              \
-    X(ds_load_b96, 3)                                                                                                                              \
+#define LOADS(X)                                                                                                                                     \
+    X(ds_load_b32, 1)                                                                                                                                \
+    X(ds_load_b64, 2)                                                                                                                                \
+    X(ds_load_b96, 3)                                                                                                                                \
     X(ds_load_b128, 4)
-#define LOADS2(X)                                                                                                                                  \
-    X(ds_load_2addr_b32, 1, 4)                                                                                                                     \
-    X(ds_load_2addr_b64, 2, 8)                                                                                                                     \
-    X(ds_load_2addr_stride64_b32, 1, 256)                                                                                                          \
+#define LOADS2(X)                                                                                                                                    \
+    X(ds_load_2addr_b32, 1, 4)                                                                                                                       \
+    X(ds_load_2addr_b64, 2, 8)                                                                                                                       \
+    X(ds_load_2addr_stride64_b32, 1, 256)                                                                                                            \
     X(ds_load_2addr_stride64_b64, 2, 512)
 LOADS(LOAD)
 LOADS2(LOAD2)
 
-#define LOAD_SMALL(name, type, expr)                                                                                                               \
-    BEGIN(name)                                                                                                                                    \
-    {                                                                                                                                              \
-        lanes a, r;                                                                                                                                \
-        const uint8_t *lds = w->group->lds;                                                                                                        \
-        const uint32_t *d = w->v[in->o[0].index];                                                                                                  \
-        lds_addresses(w, in, 1, (uint32_t)in->offset, sizeof(type), a);                                                                            \
-        note_read(w, in, a, sizeof(type));                                                                                                         \
-        for (int l = 0; l < LANES; l++) {                                                                                                          \
-            const uint32_t old = d[l];                                                                                                             \
-            type x;                                                                                                                                \
-            (void)old;                                                                                                                             \
-            memcpy(&x, lds + a[l], sizeof x);                                                                                                      \
-            r[l] = (expr);                                                                                                                         \
-        }                                                                                                                                          \
-        put_word(w, in->o[0].index, exec_of(w), r);                                                                                                \
-        return in + 1;                                                                                                                             \
+#define LOAD_SMALL(name, type, expr)                                                                                                                 \
+    BEGIN(name)                                                                                                                                      \
+    {                                                                                                                                                \
+        lanes a, r;                                                                                                                                  \
+        const uint8_t *lds = w->group->lds;                                                                                                          \
+        const uint32_t *d = w->v[in->o[0].index];                                                                                                    \
+        lds_addresses(w, in, 1, (uint32_t)in->offset, sizeof(type), a);                                                                              \
+        note_read(w, in, a, sizeof(type));                                                                                                           \
+        for (int l = 0; l < LANES; l++) {                                                                                                            \
+            const uint32_t old = d[l];                                                                                                               \
+            type x;                                                                                                                                  \
+            (void)old;                                                                                                                               \
+            memcpy(&x, lds + a[l], sizeof x);                                                                                                        \
+            r[l] = (expr);                                                                                                                           \
+        }                                                                                                                                            \
+        put_word(w, in->o[0].index, exec_of(w), r);                                                                                                  \
+        return in + 1;                                                                                                                               \
     }
-#define SMALL_LOADS(X)                                                                                                                             \
-    X(ds_load_u8, uint8_t, x)                                                                                                                      \
-    X(ds_load_i8, int8_t, (uint32_t)(int32_t)x)                                                                                                    \
-    X(ds_load_u16, uint16_t, x)                                                                                                                    \
-    X(ds_load_i16, int16_t, (uint32_t)(int32_t)x)                                                                                                  \
-    X(ds_load_u8_d16, uint8_t, (old & 0xffff0000u) | x)                                                                                            \
-    X(ds_load_i8_d16, int8_t, (old & 0xffff0000u) | (uint16_t)(int16_t)x)                                                                          \
-    X(ds_load_u16_d16, uint16_t, (old & 0xffff0000u) | x)                                                                                          \
-    X(ds_load_u8_d16_hi, uint8_t, (old & 0xffff) | (uint32_t)x << 16)                                                                              \
-    X(ds_load_i8_d16_hi, int8_t, (old & 0xffff) | (uint32_t)(int32_t)x << 16)                                                                      \
+#define SMALL_LOADS(X)                                                                                                                               \
+    X(ds_load_u8, uint8_t, x)                                                                                                                        \
+    X(ds_load_i8, int8_t, (uint32_t)(int32_t)x)                                                                                                      \
+    X(ds_load_u16, uint16_t, x)                                                                                                                      \
+    X(ds_load_i16, int16_t, (uint32_t)(int32_t)x)                                                                                                    \
+    X(ds_load_u8_d16, uint8_t, (old & 0xffff0000u) | x)                                                                                              \
+    X(ds_load_i8_d16, int8_t, (old & 0xffff0000u) | (uint16_t)(int16_t)x)                                                                            \
+    X(ds_load_u16_d16, uint16_t, (old & 0xffff0000u) | x)                                                                                            \
+    X(ds_load_u8_d16_hi, uint8_t, (old & 0xffff) | (uint32_t)x << 16)                                                                                \
+    X(ds_load_i8_d16_hi, int8_t, (old & 0xffff) | (uint32_t)(int32_t)x << 16)                                                                        \
     X(ds_load_u16_d16_hi, uint16_t, (old & 0xffff) | (uint32_t)x << 16)
 SMALL_LOADS(LOAD_SMALL)
 
@@ -135,7 +135,7 @@ static inline void store_at(struct wave *w, const struct insn *in, uint32_t offs
     uint8_t *lds = w->group->lds;
     lds_addresses(w, in, 0, offset, 4 * (uint32_t)words, a);
     note_write(w, in, a, 4 * (uint32_t)words);
-    const uint32_t (*v)[LANES] = (const uint32_t (*)[LANES])&w->v[in->o[k].index];
+    const uint32_t(*v)[LANES] = (const uint32_t(*)[LANES]) & w->v[in->o[k].index];
     for (uint32_t rest = exec_of(w); rest; rest &= rest - 1) {
         const int l = __builtin_ctz(rest);
         uint32_t x[4];
@@ -145,89 +145,89 @@ static inline void store_at(struct wave *w, const struct insn *in, uint32_t offs
     }
 }
 
-#define STORE(name, words)                                                                                                                         \
-    BEGIN(name)                                                                                                                                    \
-    {                                                                                                                                              \
-        store_at(w, in, (uint32_t)in->offset, words, 1);                                                                                           \
-        return in + 1;                                                                                                                             \
+#define STORE(name, words)                                                                                                                           \
+    BEGIN(name)                                                                                                                                      \
+    {                                                                                                                                                \
+        store_at(w, in, (uint32_t)in->offset, words, 1);                                                                                             \
+        return in + 1;                                                                                                                               \
     }
-#define STORE2(name, words, unit)                                                                                                                  \
-    BEGIN(name)                                                                                                                                    \
-    {                                                                                                                                              \
-        store_at(w, in, (uint32_t)in->offset * (unit), words, 1);                                                                                  \
-        store_at(w, in, (uint32_t)in->offset2 * (unit), words, 2);                                                                                 \
-        return in + 1;                                                                                                                             \
+#define STORE2(name, words, unit)                                                                                                                    \
+    BEGIN(name)                                                                                                                                      \
+    {                                                                                                                                                \
+        store_at(w, in, (uint32_t)in->offset *(unit), words, 1);                                                                                     \
+        store_at(w, in, (uint32_t)in->offset2 *(unit), words, 2);                                                                                    \
+        return in + 1;                                                                                                                               \
     }
-#define STORES(X)                                                                                                                                  \
-    X(ds_store_b32, 1)                                                                                                                             \
-    X(ds_store_b64, 2)                                                                                                                             \
-    X(ds_store_b96, 3)                                                                                                                             \
+#define STORES(X)                                                                                                                                    \
+    X(ds_store_b32, 1)                                                                                                                               \
+    X(ds_store_b64, 2)                                                                                                                               \
+    X(ds_store_b96, 3)                                                                                                                               \
     X(ds_store_b128, 4)
-#define STORES2(X)                                                                                                                                 \
-    X(ds_store_2addr_b32, 1, 4)                                                                                                                    \
-    X(ds_store_2addr_b64, 2, 8)                                                                                                                    \
-    X(ds_store_2addr_stride64_b32, 1, 256)                                                                                                         \
+#define STORES2(X)                                                                                                                                   \
+    X(ds_store_2addr_b32, 1, 4)                                                                                                                      \
+    X(ds_store_2addr_b64, 2, 8)                                                                                                                      \
+    X(ds_store_2addr_stride64_b32, 1, 256)                                                                                                           \
     X(ds_store_2addr_stride64_b64, 2, 512)
 STORES(STORE)
 STORES2(STORE2)
 
-#define STORE_SMALL(name, type, shift)                                                                                                             \
-    BEGIN(name)                                                                                                                                    \
-    {                                                                                                                                              \
-        lanes a;                                                                                                                                   \
-        uint8_t *lds = w->group->lds;                                                                                                              \
-        const uint32_t *v = w->v[in->o[1].index];                                                                                                  \
-        lds_addresses(w, in, 0, (uint32_t)in->offset, sizeof(type), a);                                                                            \
-        note_write(w, in, a, sizeof(type));                                                                                                        \
-        for (uint32_t rest = exec_of(w); rest; rest &= rest - 1) {                                                                                 \
-            const int l = __builtin_ctz(rest);                                                                                                     \
-            const type x = (type)(v[l] >> (shift));                                                                                                \
-            memcpy(lds + a[l], &x, sizeof x);                                                                                                      \
-        }                                                                                                                                          \
-        return in + 1;                                                                                                                             \
+#define STORE_SMALL(name, type, shift)                                                                                                               \
+    BEGIN(name)                                                                                                                                      \
+    {                                                                                                                                                \
+        lanes a;                                                                                                                                     \
+        uint8_t *lds = w->group->lds;                                                                                                                \
+        const uint32_t *v = w->v[in->o[1].index];                                                                                                    \
+        lds_addresses(w, in, 0, (uint32_t)in->offset, sizeof(type), a);                                                                              \
+        note_write(w, in, a, sizeof(type));                                                                                                          \
+        for (uint32_t rest = exec_of(w); rest; rest &= rest - 1) {                                                                                   \
+            const int l = __builtin_ctz(rest);                                                                                                       \
+            const type x = (type)(v[l] >> (shift));                                                                                                  \
+            memcpy(lds + a[l], &x, sizeof x);                                                                                                        \
+        }                                                                                                                                            \
+        return in + 1;                                                                                                                               \
     }
-#define SMALL_STORES(X)                                                                                                                            \
-    X(ds_store_b8, uint8_t, 0)                                                                                                                     \
-    X(ds_store_b16, uint16_t, 0)                                                                                                                   \
-    X(ds_store_b8_d16_hi, uint8_t, 16)                                                                                                             \
+#define SMALL_STORES(X)                                                                                                                              \
+    X(ds_store_b8, uint8_t, 0)                                                                                                                       \
+    X(ds_store_b16, uint16_t, 0)                                                                                                                     \
+    X(ds_store_b8_d16_hi, uint8_t, 16)                                                                                                               \
     X(ds_store_b16_d16_hi, uint16_t, 16)
 SMALL_STORES(STORE_SMALL)
 
 /* ---- atomics: [d,] address, data; one host thread runs a workgroup, so plain memory will do. Not noted as races: they may meet ---- */
 
-#define ATOMIC_AS(name, first, result, expr)                                                                                                       \
-    BEGIN(name)                                                                                                                                    \
-    {                                                                                                                                              \
-        lanes a;                                                                                                                                   \
-        uint8_t *lds = w->group->lds;                                                                                                              \
-        lds_addresses(w, in, first, (uint32_t)in->offset, 4, a);                                                                                   \
-        for (uint32_t rest = exec_of(w); rest; rest &= rest - 1) {                                                                                 \
-            const int l = __builtin_ctz(rest);                                                                                                     \
-            const uint32_t b = w->v[in->o[(first) + 1].index][l];                                                                                  \
-            uint32_t old;                                                                                                                          \
-            memcpy(&old, lds + a[l], 4);                                                                                                           \
-            const uint32_t d = (uint32_t)(expr);                                                                                                   \
-            memcpy(lds + a[l], &d, 4);                                                                                                             \
-            if (result)                                                                                                                            \
-                w->v[in->o[0].index][l] = old;                                                                                                     \
-        }                                                                                                                                          \
-        return in + 1;                                                                                                                             \
+#define ATOMIC_AS(name, first, result, expr)                                                                                                         \
+    BEGIN(name)                                                                                                                                      \
+    {                                                                                                                                                \
+        lanes a;                                                                                                                                     \
+        uint8_t *lds = w->group->lds;                                                                                                                \
+        lds_addresses(w, in, first, (uint32_t)in->offset, 4, a);                                                                                     \
+        for (uint32_t rest = exec_of(w); rest; rest &= rest - 1) {                                                                                   \
+            const int l = __builtin_ctz(rest);                                                                                                       \
+            const uint32_t b = w->v[in->o[(first) + 1].index][l];                                                                                    \
+            uint32_t old;                                                                                                                            \
+            memcpy(&old, lds + a[l], 4);                                                                                                             \
+            const uint32_t d = (uint32_t)(expr);                                                                                                     \
+            memcpy(lds + a[l], &d, 4);                                                                                                               \
+            if (result)                                                                                                                              \
+                w->v[in->o[0].index][l] = old;                                                                                                       \
+        }                                                                                                                                            \
+        return in + 1;                                                                                                                               \
     }
-#define ATOMIC(name, rtn, expr)                                                                                                                    \
-    ATOMIC_AS(name, 0, false, expr)                                                                                                                \
+#define ATOMIC(name, rtn, expr)                                                                                                                      \
+    ATOMIC_AS(name, 0, false, expr)                                                                                                                  \
     ATOMIC_AS(rtn, 1, true, expr)
-#define ATOMICS(X)                                                                                                                                 \
-    X(ds_add_u32, ds_add_rtn_u32, old + b)                                                                                                         \
-    X(ds_sub_u32, ds_sub_rtn_u32, old - b)                                                                                                         \
-    X(ds_and_b32, ds_and_rtn_b32, old &b)                                                                                                          \
-    X(ds_or_b32, ds_or_rtn_b32, old | b)                                                                                                           \
-    X(ds_xor_b32, ds_xor_rtn_b32, old ^ b)                                                                                                         \
-    X(ds_max_u32, ds_max_rtn_u32, old > b ? old : b)                                                                                               \
-    X(ds_min_u32, ds_min_rtn_u32, old < b ? old : b)                                                                                               \
-    X(ds_max_i32, ds_max_rtn_i32, (int32_t)old > (int32_t)b ? old : b)                                                                             \
-    X(ds_min_i32, ds_min_rtn_i32, (int32_t)old < (int32_t)b ? old : b)                                                                             \
-    X(ds_add_f32, ds_add_rtn_f32, as_word(as_float(old) + as_float(b)))                                                                            \
-    X(ds_max_f32, ds_max_rtn_f32, as_float(b) > as_float(old) ? b : old)                                                                           \
+#define ATOMICS(X)                                                                                                                                   \
+    X(ds_add_u32, ds_add_rtn_u32, old + b)                                                                                                           \
+    X(ds_sub_u32, ds_sub_rtn_u32, old - b)                                                                                                           \
+    X(ds_and_b32, ds_and_rtn_b32, old &b)                                                                                                            \
+    X(ds_or_b32, ds_or_rtn_b32, old | b)                                                                                                             \
+    X(ds_xor_b32, ds_xor_rtn_b32, old ^ b)                                                                                                           \
+    X(ds_max_u32, ds_max_rtn_u32, old > b ? old : b)                                                                                                 \
+    X(ds_min_u32, ds_min_rtn_u32, old < b ? old : b)                                                                                                 \
+    X(ds_max_i32, ds_max_rtn_i32, (int32_t)old > (int32_t)b ? old : b)                                                                               \
+    X(ds_min_i32, ds_min_rtn_i32, (int32_t)old < (int32_t)b ? old : b)                                                                               \
+    X(ds_add_f32, ds_add_rtn_f32, as_word(as_float(old) + as_float(b)))                                                                              \
+    X(ds_max_f32, ds_max_rtn_f32, as_float(b) > as_float(old) ? b : old)                                                                             \
     X(ds_min_f32, ds_min_rtn_f32, as_float(b) < as_float(old) ? b : old)
 ATOMICS(ATOMIC)
 ATOMIC_AS(ds_storexchg_rtn_b32, 1, true, b)
@@ -284,20 +284,22 @@ BEGIN(ds_swizzle_b32)
     const uint32_t exec = exec_of(w), pattern = (uint32_t)in->offset;
     const uint32_t *data = w->v[in->o[1].index];
     for (uint32_t l = 0; l < LANES; l++) {
-        const uint32_t from = pattern & 0x8000 ? (l & ~3u) | (pattern >> 2 * (l & 3) & 3)
-                                               : ((l & pattern) | (pattern >> 5 & 31)) ^ (pattern >> 10 & 31);
+        const uint32_t from =
+            pattern & 0x8000 ? (l & ~3u) | (pattern >> 2 * (l & 3) & 3) : ((l & pattern) | (pattern >> 5 & 31)) ^ (pattern >> 10 & 31);
         r[l] = data[from & 31] & (0u - (exec >> (from & 31) & 1));
     }
     put_word(w, in->o[0].index, exec, r);
     return in + 1;
 }
 
-#define ENTRY(name, ...)        {#name, run_##name, OP_LDS, 0},
-#define ENTRY2(name, rtn, ...)  ENTRY(name) ENTRY(rtn)
+#define ENTRY(name, ...)       {#name, run_##name, OP_LDS, 0},
+#define ENTRY2(name, rtn, ...) ENTRY(name) ENTRY(rtn)
 
-const struct op EMU_TABLE(emu_lds)[] = {
-    LOADS(ENTRY) LOADS2(ENTRY) SMALL_LOADS(ENTRY) STORES(ENTRY) STORES2(ENTRY) SMALL_STORES(ENTRY) ATOMICS(ENTRY2)
-    ENTRY(ds_storexchg_rtn_b32) ENTRY(ds_cmpstore_rtn_b32) ENTRY(ds_bpermute_b32) ENTRY(ds_permute_b32) ENTRY(ds_swizzle_b32)
-    {"ds_add_num_f32", run_ds_add_f32, OP_LDS, 0}, {"ds_max_num_f32", run_ds_max_f32, OP_LDS, 0}, {"ds_min_num_f32", run_ds_min_f32, OP_LDS, 0},
-    {"ds_max_num_rtn_f32", run_ds_max_rtn_f32, OP_LDS, 0}, {"ds_min_num_rtn_f32", run_ds_min_rtn_f32, OP_LDS, 0},
-    {NULL, NULL, 0, 0}};
+const struct op EMU_TABLE(emu_lds)[] = {LOADS(ENTRY) LOADS2(ENTRY) SMALL_LOADS(ENTRY) STORES(ENTRY) STORES2(ENTRY) SMALL_STORES(ENTRY) ATOMICS(ENTRY2)
+                                            ENTRY(ds_storexchg_rtn_b32) ENTRY(ds_cmpstore_rtn_b32) ENTRY(ds_bpermute_b32) ENTRY(ds_permute_b32)
+                                                ENTRY(ds_swizzle_b32){"ds_add_num_f32", run_ds_add_f32, OP_LDS, 0},
+                                        {"ds_max_num_f32", run_ds_max_f32, OP_LDS, 0},
+                                        {"ds_min_num_f32", run_ds_min_f32, OP_LDS, 0},
+                                        {"ds_max_num_rtn_f32", run_ds_max_rtn_f32, OP_LDS, 0},
+                                        {"ds_min_num_rtn_f32", run_ds_min_rtn_f32, OP_LDS, 0},
+                                        {NULL, NULL, 0, 0}};

@@ -31,12 +31,12 @@ static inline uint32_t saturated(int64_t x)
 }
 
 /* Without constants for the signs the loop does not vectorise. */
-#define DOT4(a_signed, b_signed)                                                                                                                   \
-    for (int l = 0; l < LANES; l++) {                                                                                                              \
-        int32_t sum = 0;                                                                                                                           \
-        for (int i = 0; i < 4; i++)                                                                                                                \
-            sum += byte_of(lanes_a[l], i, a_signed) * byte_of(lanes_b[l], i, b_signed);                                                            \
-        r[l] = (uint32_t)sum + lanes_c[l];                                                                                                         \
+#define DOT4(a_signed, b_signed)                                                                                                                     \
+    for (int l = 0; l < LANES; l++) {                                                                                                                \
+        int32_t sum = 0;                                                                                                                             \
+        for (int i = 0; i < 4; i++)                                                                                                                  \
+            sum += byte_of(lanes_a[l], i, a_signed) * byte_of(lanes_b[l], i, b_signed);                                                              \
+        r[l] = (uint32_t)sum + lanes_c[l];                                                                                                           \
     }
 
 BEGIN(v_dot4_i32_iu8)
@@ -241,8 +241,7 @@ BEGIN(v_wmma_i32_16x16x16_iu8)
 
 #define WMMA(name) ALSO(name, name, OP_WMMA, OPF_PACKED)
 
-const struct op EMU_TABLE(emu_matrix)[] = {
-    ALSO(v_dot4_i32_iu8, v_dot4_i32_iu8, OP_DOT4, OPF_PACKED) ALSO(v_dot8_i32_iu4, v_dot8_i32_iu4, OP_DOT4, OPF_PACKED)
-    ALSO(v_dot4_u32_u8, v_dot4_u32_u8, OP_DOT4, OPF_PACKED)
-    WMMA(v_wmma_f32_16x16x16_f16) WMMA(v_wmma_f32_16x16x16_bf16) WMMA(v_wmma_i32_16x16x16_iu8)
-    {NULL, NULL, 0, 0}};
+const struct op EMU_TABLE(emu_matrix)[] = {ALSO(v_dot4_i32_iu8, v_dot4_i32_iu8, OP_DOT4, OPF_PACKED)
+                                               ALSO(v_dot8_i32_iu4, v_dot8_i32_iu4, OP_DOT4, OPF_PACKED)
+                                                   ALSO(v_dot4_u32_u8, v_dot4_u32_u8, OP_DOT4, OPF_PACKED) WMMA(v_wmma_f32_16x16x16_f16)
+                                                       WMMA(v_wmma_f32_16x16x16_bf16) WMMA(v_wmma_i32_16x16x16_iu8){NULL, NULL, 0, 0}};

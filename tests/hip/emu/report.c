@@ -302,11 +302,12 @@ __attribute__((destructor)) static void report(void)
     if (!wanted || strcmp(wanted, "1") != 0)
         return;
     const int n = emu_counters(c, 512);
-    fprintf(stderr, "%-24s %5s %5s %6s %8s %9s %12s %12s %10s %10s %9s %10s %10s %10s %9s %12s %12s %12s %12s\n", "kernel", "vgprs", "sgprs", "lds", "launches",
-            "waves", "instructions", "valu", "dot4", "dual", "wmma", "salu", "lds ops", "loads", "stores", "bytes read", "written", "lines read", "unique");
+    fprintf(stderr, "%-24s %5s %5s %6s %8s %9s %12s %12s %10s %10s %9s %10s %10s %10s %9s %12s %12s %12s %12s\n", "kernel", "vgprs", "sgprs", "lds",
+            "launches", "waves", "instructions", "valu", "dot4", "dual", "wmma", "salu", "lds ops", "loads", "stores", "bytes read", "written",
+            "lines read", "unique");
     for (int i = 0; i < n && i < 512; i++)
-        fprintf(stderr, "%-24s %5u %5u %6u %8llu %9llu %12llu %12llu %10llu %10llu %9llu %10llu %10llu %10llu %9llu %12llu %12llu %12llu %12llu\n", c[i].kernel,
-                c[i].vgprs, c[i].sgprs, c[i].lds_bytes, (unsigned long long)c[i].launches, (unsigned long long)c[i].waves,
+        fprintf(stderr, "%-24s %5u %5u %6u %8llu %9llu %12llu %12llu %10llu %10llu %9llu %10llu %10llu %10llu %9llu %12llu %12llu %12llu %12llu\n",
+                c[i].kernel, c[i].vgprs, c[i].sgprs, c[i].lds_bytes, (unsigned long long)c[i].launches, (unsigned long long)c[i].waves,
                 (unsigned long long)c[i].instructions, (unsigned long long)c[i].valu, (unsigned long long)c[i].dot4, (unsigned long long)c[i].dual,
                 (unsigned long long)c[i].wmma, (unsigned long long)c[i].salu, (unsigned long long)c[i].lds, (unsigned long long)c[i].loads,
                 (unsigned long long)c[i].stores, (unsigned long long)c[i].bytes_read, (unsigned long long)c[i].bytes_written,
