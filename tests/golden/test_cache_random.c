@@ -193,7 +193,7 @@ static void step(struct world *w)
 {
     struct step_item items[MOST_LIVE];
     struct live *who[MOST_LIVE];
-    int n = 0, pages = 0;
+    int n = 0, pages = 0, rows = 0;
     for (int i = 0; i < MOST_LIVE; i++) {
         struct live *l = &w->live[i];
         if (!l->s)
@@ -202,6 +202,9 @@ static void step(struct world *w)
         int share = left && below(w, 3) ? 1 + below(w, left < most ? left : most) : 0;
         if (share && below(w, 2) && share > sequence_stop(l->s) - l->fed)
             share = sequence_stop(l->s) - l->fed; /* as a scheduler would; otherwise a snapshot is missed */
+        if (rows + share > 512)
+            share = 0;
+        rows += share;
         pages += pages_for(l->fed + share);
         if (share) {
             who[n] = l;

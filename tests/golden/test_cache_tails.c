@@ -68,7 +68,7 @@ static void tails_hold_their_own_rows_alone(const struct engine *e)
 static void the_next_turn_begins_behind_the_line_that_opened_the_answer(void **state)
 {
     const struct engine_options options = options_of(*state);
-    for (int words = 60; words < 60 + GRID; words += words < 76 ? 1 : 7) { /* the first ones put the positions around a grid line */
+    for (int words = 60; words < 60 + GRID; words += words < 84 ? 7 : 1) { /* the last ones put the positions around a grid line */
         const struct folder folder = new_folder();
         struct server s = server_open(&options, &folder);
         struct token_list first = {0}, second = {0};
