@@ -509,6 +509,10 @@ static int set_from_command_line(struct config *c, int argc, char **argv, const 
             snprintf(where, sizeof where, "--%s", w.setting->name);
             if (set_value(c, w.setting, w.value, where, err))
                 return -1;
+            if (strcmp(w.setting->section, RUN) == 0 && !c->run_option)
+                c->run_option = w.setting->name;
+            if (strcmp(w.setting->section, BENCH) == 0 && !c->bench_option)
+                c->bench_option = w.setting->name;
         } else if (w.value) {
             if (n >= max)
                 return error_set(err, "'%.60s' is not expected here; options start with --", w.value);

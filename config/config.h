@@ -58,6 +58,8 @@ struct config {
     int64_t answer_tokens; /* --answer-tokens */
     int64_t requests;      /* --requests: of each client */
     bool json;             /* --json */
+    /* Of the settings that are only for one subcommand, the first that the command line gave; NULL = none */
+    const char *run_option, *bench_option;
 };
 
 /* Fills *c from all sources. argv [argc] are the words after the subcommand. Words that are not options are left, in order, in

@@ -140,7 +140,8 @@ static void load_kernels(struct hip_device *d)
         return;
     const struct hip_bundle_list list = hip_bundle_list();
     if (!list.text[0]) {
-        hip_device_fail(d, "this build holds no GPU kernels: install clang-19, lld-19 and clang-tools-19 and build again");
+        hip_device_fail(d, "this build holds no GPU kernels: build again with clang-19, lld-19 and clang-tools-19 (make run compiles kernels for the "
+                           "GPUs it finds, make for all)");
         return;
     }
     const char *arch = d->info.arch[0] ? d->info.arch : "of unknown kind";

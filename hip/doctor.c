@@ -106,6 +106,33 @@ static void look_at_kernel(struct report *r)
              major, minor);
 }
 
+/* Whether a display controller of AMD is on the PCI bus; true also where there is no such list to look at. */
+static bool look_at_bus(struct report *r)
+{
+    enum { AMD = 0x1002, DISPLAY = 0x03 };
+    glob_t g;
+    bool found = false;
+    if (glob(path_of(r, "/sys/bus/pci/devices/*").text, 0, NULL, &g))
+        return true;
+    for (size_t i = 0; i < g.gl_pathc && !found; i++) {
+        char path[PATH_ROOM + 16];
+        unsigned values[2] = {0, 0};
+        static const char *const names[2] = {"vendor", "class"};
+        for (int k = 0; k < 2; k++) {
+            snprintf(path, sizeof path, "%s/%s", g.gl_pathv[i], names[k]);
+            FILE *f = fopen(path, "re");
+            if (f && fscanf(f, "%x", &values[k]) != 1)
+                values[k] = 0;
+            if (f)
+                fclose(f);
+        }
+        found = values[0] == AMD && values[1] >> 16 == DISPLAY;
+    }
+    globfree(&g);
+    line(r, "AMD GPU", "%s", found ? "on the PCI bus" : "none on the PCI bus");
+    return found;
+}
+
 static void owner_text(const struct stat *st, char *out, size_t room)
 {
     const struct group *g = getgrgid(st->st_gid);
@@ -253,7 +280,13 @@ static void look_at_runtime(struct report *r)
     }
     if (rt.hipRuntimeGetVersion(&version) == HIP_OK)
         line(r, "HIP runtime", "%s, version %d.%d", rt.library, version / 10000000, version / 100000 % 100);
-    else
+    if (version > 0 && version < 60000000)
+        hint(r,
+             "the HIP runtime is version %d.%d: versions before 6 know few or none of the GPUs that this program has kernels for, and gfx1152 is "
+             "known "
+             "from 6.4 on",
+             version / 10000000, version / 100000 % 100);
+    else if (version <= 0)
         line(r, "HIP runtime", "%s", rt.library);
     const int n = hip_runtime_start(&rt, &err);
     if (n < 0) {
@@ -272,9 +305,14 @@ int hip_doctor(FILE *out, const struct hip_doctor_options *options)
 {
     struct report r = {.out = out, .o = options};
     fputs("bedside doctor: can the GPU be used?\n\n", out);
+    const bool there = look_at_bus(&r);
     look_at_kernel(&r);
     look_at_nodes(&r);
     look_at_memory(&r);
+    if (!there) { /* nothing else matters then */
+        r.n_wrong = 0;
+        wrong(&r, "this machine has no AMD GPU, or it is hidden from this container or virtual machine");
+    }
     const int system_wrong = r.n_wrong;
     look_at_runtime(&r);
     const bool usable = r.n_wrong == system_wrong;
@@ -282,7 +320,7 @@ int hip_doctor(FILE *out, const struct hip_doctor_options *options)
         fprintf(out, "\nGPU %d can be used: --device hip:%d, or --device auto for the first one\n", options->device, options->device);
     } else {
         fputs("\nThe GPU cannot be used, and the CPU computes (--device cpu, or auto):\n", out);
-        for (int i = r.opened ? system_wrong : 0; i < r.n_wrong; i++)
+        for (int i = r.opened ? system_wrong : 0; i < (there || r.opened ? r.n_wrong : system_wrong); i++)
             fprintf(out, "  - %s\n", r.wrong[i].text);
     }
     for (int i = 0; i < r.n_hints; i++)

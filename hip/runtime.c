@@ -49,9 +49,8 @@ int hip_runtime_load(struct hip_runtime *rt, const char *library, struct error *
         if (!handle && first.text[0])
             return error_set(err, "the HIP runtime library does not load: %s", first.text);
         if (!handle)
-            return error_set(
-                err, "no HIP runtime library: libamdhip64.so.7, .so.6 or .so.5 is not installed (Debian, Ubuntu: libamdhip64-5 or later; AMD's "
-                     "packages: hip-runtime-amd), or set BEDSIDE_HIP_LIBRARY to its path");
+            return error_set(err, "no HIP runtime library (libamdhip64) is installed; an AMD GPU needs one (bedside doctor says what is missing), or "
+                                  "--hip-library names one that lies elsewhere");
     }
 #define HIP_FIND(name, params)                                                                                                                       \
     if (find(handle, #name, &rt->name))                                                                                                              \

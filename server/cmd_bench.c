@@ -159,7 +159,7 @@ int cmd_bench(int argc, char **argv)
     struct error err;
     int counts[BENCH_MAX_COUNTS], n_counts = 0, n_words = 0;
     const char *word;
-    int status = setup_config(&c, argc, argv, &word, 1, &n_words);
+    int status = setup_config(&c, "bench", argc, argv, &word, 1, &n_words);
     if (status >= 0)
         return status;
     status = 2;

@@ -31,7 +31,7 @@ int cmd_doctor(int argc, char **argv)
 {
     struct config c;
     int n_words = 0;
-    int rc = setup_config(&c, argc, argv, NULL, 0, &n_words);
+    int rc = setup_config(&c, "doctor", argc, argv, NULL, 0, &n_words);
     if (rc >= 0)
         return rc;
     struct error err = {""};

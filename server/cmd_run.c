@@ -261,7 +261,7 @@ int cmd_run(int argc, char **argv)
     struct error err;
     const char *words[MAX_WORDS];
     int n_words = 0;
-    int status = setup_config(&c, argc, argv, words, MAX_WORDS, &n_words);
+    int status = setup_config(&c, "run", argc, argv, words, MAX_WORDS, &n_words);
     if (status >= 0)
         return status;
     status = 2;

@@ -27,6 +27,7 @@
 #include "server/page.h"
 #include "server/scheduler.h"
 #include "server/setup.h"
+#include "server/show.h"
 
 /* ---- signals ---- */
 
@@ -204,6 +205,23 @@ static int serve_until_signal(struct http_server *http, struct scheduler *schedu
     return 0;
 }
 
+/* The files of the prefix cache, some lines' last: where, how much, and whether they can be read by others. */
+static void print_disk(const struct config *c, struct cache_disk *disk)
+{
+    if (!disk)
+        return;
+    const struct cache_disk_stats n = cache_disk_stats(disk);
+    printf("  cache folder           %s: ", c->cache_dir);
+    show_bytes(stdout, n.bytes);
+    printf(" in %llu files", (unsigned long long)n.files);
+    if (c->cache_disk > 0) {
+        printf(", ");
+        show_bytes(stdout, (unsigned long long)c->cache_disk << 20);
+        printf(" at most");
+    }
+    printf(", %s\n", c->cache_key[0] ? "encrypted" : "not encrypted (--cache-key)");
+}
+
 static int serve(const struct config *c, int signal_fd, struct error *err)
 {
     int rc = -1;
@@ -228,6 +246,7 @@ static int serve(const struct config *c, int signal_fd, struct error *err)
     if (setup_cache(c, &loading.options, &disk, err) || load(&loading, signal_fd, err))
         goto done;
     setup_print_engine(stdout, loading.engine, c);
+    print_disk(c, disk);
     const struct scheduler_options options = {
         .engine = loading.engine,
         .max_running = (int)c->max_running,
@@ -258,7 +277,7 @@ int cmd_serve(int argc, char **argv)
     struct error err;
     int n_words = 0;
     const char *word;
-    int status = setup_config(&c, argc, argv, &word, 1, &n_words);
+    int status = setup_config(&c, "serve", argc, argv, &word, 1, &n_words);
     if (status >= 0)
         return status;
     status = 2;

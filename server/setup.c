@@ -18,7 +18,7 @@ static enum log_level log_level_of(const struct config *c)
     return LOG_INFO;
 }
 
-int setup_config(struct config *c, int argc, char **argv, const char **words, int max, int *n_words)
+int setup_config(struct config *c, const char *command, int argc, char **argv, const char **words, int max, int *n_words)
 {
     struct error err;
     int rc = config_load(c, argc, argv, words, max, n_words, &err);
@@ -26,6 +26,13 @@ int setup_config(struct config *c, int argc, char **argv, const char **words, in
         return 0;
     if (rc < 0) {
         fprintf(stderr, "bedside: %s\n", err.text);
+        return 2;
+    }
+    const char *only = strcmp(command, "run") != 0 && c->run_option ? "run" : strcmp(command, "bench") != 0 && c->bench_option ? "bench" : NULL;
+    if (only) {
+        fprintf(stderr, "bedside: --%s is only for bedside %s%s\n", strcmp(only, "run") == 0 ? c->run_option : c->bench_option, only,
+                strcmp(command, "serve") == 0 ? "; a request to the server says such things itself" : "");
+        config_free(c);
         return 2;
     }
     log_set_level(log_level_of(c));

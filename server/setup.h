@@ -7,9 +7,9 @@
 #include "config/config.h"
 #include "engine/engine.h"
 
-/* The settings of a subcommand, whose words are left in words [max], and the log level. -1: go on, and end with config_free. Otherwise the exit status:
- * 0 when --help was printed, 2 when what is wrong was. */
-int setup_config(struct config *c, int argc, char **argv, const char **words, int max, int *n_words);
+/* The settings of a subcommand ("serve"...), whose words are left in words [max], and the log level. -1: go on, and end with config_free. Otherwise the exit status:
+ * 0 when --help was printed, 2 when what is wrong was: an option of another subcommand too. */
+int setup_config(struct config *c, const char *command, int argc, char **argv, const char **words, int max, int *n_words);
 
 /* Room for max_sequences, and steps of a full prompt chunk beside one row for each. */
 struct engine_options setup_engine_options(const struct config *c, int max_sequences);

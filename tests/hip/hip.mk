@@ -5,7 +5,8 @@
 #   $(BUILD)/hip/libamdhip64-shim.so      kernels compiled for the CPU, a fiber for each GPU thread (gpu_shim.h)
 #   $(BUILD)/hip/libamdhip64-emu.so       the code objects' machine code, emulated
 
-HIP_TARGETS ?= gfx1100 gfx1101 gfx1102 gfx1103 gfx1150 gfx1151 gfx1152 gfx1200 gfx1201
+HIP_ALL     := gfx1100 gfx1101 gfx1102 gfx1103 gfx1150 gfx1151 gfx1152 gfx1200 gfx1201
+HIP_TARGETS ?= $(HIP_ALL)
 HIP_CC      := $(shell tools/find-hipcc.sh)
 HIP_FLAGS    = -x hip --offload-device-only --no-gpu-bundle-output -nogpuinc -nogpulib -fuse-cuid=none -O3 -std=c++17 -I. \
                -ffp-contract=off -fno-strict-aliasing -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Werror

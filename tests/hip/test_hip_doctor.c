@@ -85,6 +85,25 @@ static void a_machine_without_anything_is_told_what_is_missing(void **state)
     assert_contains(text, "--device cpu");
 }
 
+static void a_machine_without_an_amd_gpu_is_told_that_and_nothing_else(void **state)
+{
+    (void)state;
+    put("/sys/bus/pci/devices/0000:00:02.0/vendor", "0x8086\n"); /* another maker's GPU */
+    put("/sys/bus/pci/devices/0000:00:02.0/class", "0x030000\n");
+    put("/sys/bus/pci/devices/0000:00:03.0/vendor", "0x1002\n"); /* AMD's, but for sound */
+    put("/sys/bus/pci/devices/0000:00:03.0/class", "0x040300\n");
+    assert_int_equal(doctor("/nonexistent/libamdhip64.so", 0, 0), 1);
+    assert_contains(text, "AMD GPU      none on the PCI bus");
+    assert_contains(text, "  - this machine has no AMD GPU");
+    assert_null(strstr(strstr(text, "  - ") + 1, "  - "));
+
+    put("/sys/bus/pci/devices/0000:c4:00.0/vendor", "0x1002\n");
+    put("/sys/bus/pci/devices/0000:c4:00.0/class", "0x038000\n");
+    assert_int_equal(doctor("/nonexistent/libamdhip64.so", 0, 0), 1);
+    assert_contains(text, "AMD GPU      on the PCI bus");
+    assert_contains(text, "  - /dev/kfd is not there");
+}
+
 static void the_memory_limits_are_shown(void **state)
 {
     (void)state;
@@ -159,9 +178,13 @@ int main(void)
 {
 #define CASE(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
     const struct CMUnitTest tests[] = {
-        CASE(a_machine_without_anything_is_told_what_is_missing), CASE(the_memory_limits_are_shown),
-        CASE(closed_device_nodes_are_told_with_the_groups),       CASE(no_device_and_an_unknown_one_are_told),
-        CASE(a_gpu_that_computes_nothing_fails_the_self_test),    CASE(a_gpu_that_computes_as_the_cpu_does_can_be_used_unless_the_model_is_too_large),
+        CASE(a_machine_without_anything_is_told_what_is_missing),
+        CASE(a_machine_without_an_amd_gpu_is_told_that_and_nothing_else),
+        CASE(the_memory_limits_are_shown),
+        CASE(closed_device_nodes_are_told_with_the_groups),
+        CASE(no_device_and_an_unknown_one_are_told),
+        CASE(a_gpu_that_computes_nothing_fails_the_self_test),
+        CASE(a_gpu_that_computes_as_the_cpu_does_can_be_used_unless_the_model_is_too_large),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -157,6 +157,25 @@ make_run_takes_a_file_whose_name_has_spaces() {
     out_has "--model \"$scratch/a b.gguf\""
 }
 
+an_option_of_another_command_is_refused_by_name() {
+    model=tests/demo-model/demo-q8_0.gguf
+    run 2 serve --model $model --no-think && err_has '--no-think is only for bedside run' || return 1
+    run 2 serve --model $model --clients 3 && err_has '--clients is only for bedside bench' || return 1
+    run 2 run --model $model --json Hello && err_has '--json is only for bedside bench' || return 1
+    run 2 bench --model $model --seed 1 && err_has '--seed is only for bedside run'
+}
+
+make_run_compiles_for_the_gpus_that_are_there() {
+    for node in 0:0 1:110502 2:120001 3:110502 4:90012; do
+        mkdir -p "$scratch/nodes/${node%%:*}"
+        printf 'cpu_cores_count 8\ngfx_target_version %s\n' "${node#*:}" >"$scratch/nodes/${node%%:*}/properties"
+    done
+    [ "$(tools/gpu-targets.sh "$scratch/nodes")" = "gfx1152 gfx1201 gfx90c" ] || { echo "# $(tools/gpu-targets.sh "$scratch/nodes")"; return 1; }
+    [ -z "$(tools/gpu-targets.sh "$scratch/none")" ] || return 1
+    make --no-print-directory -s -o deps run BUILD="$scratch" HIP_TARGETS="gfx1100 gfx1152" -n >"$scratch/out" 2>&1
+    out_has 'HIP_TARGETS="gfx1100 gfx1152"'
+}
+
 promise without_a_command_the_help_is_shown_as_an_error
 promise help_goes_to_standard_output
 promise the_readme_table_is_printed
@@ -176,5 +195,7 @@ promise writing_to_a_full_disk_is_an_error
 promise a_key_for_a_cache_that_is_not_on_disk_is_refused
 promise the_usual_limit_of_open_files_does_not_limit_connections
 promise make_run_takes_a_file_whose_name_has_spaces
+promise an_option_of_another_command_is_refused_by_name
+promise make_run_compiles_for_the_gpus_that_are_there
 echo "1..$number"
 [ "$failures" -eq 0 ]
