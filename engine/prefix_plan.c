@@ -55,6 +55,7 @@ int prefix_system_end(const struct prefix_marks *m, const int32_t *ids, int n)
 
 struct plan {
     int from, end; /* positions wanted: from < p < end */
+    int n_ids;
     bool exact;
     int most, n;
     int *out;
@@ -89,6 +90,8 @@ static bool crowded(const struct plan *p, int position, bool above)
         return true;
     for (int i = 0; i < p->n; i++) {
         const int apart = position - p->out[i];
+        if (p->out[i] == p->n_ids) /* the text's very end: nobody who repeats this text can begin there, at least one token must be left */
+            continue;
         if ((apart >= 0 && apart < GRID) || (above && apart < 0 && apart > -GRID))
             return true;
     }
@@ -98,7 +101,7 @@ static bool crowded(const struct plan *p, int position, bool above)
 int prefix_plan(const struct prefix_marks *m, const int32_t *ids, int n, int from, int branch, bool exact, int most, int out[PLAN_MOST])
 {
     const int last = n > 0 ? (n - 1) / GRID * GRID : 0;
-    struct plan p = {.from = from, .end = n, .exact = exact, .most = most < PLAN_MOST ? most : PLAN_MOST, .out = out};
+    struct plan p = {.from = from, .end = exact ? n + 1 : n, .n_ids = n, .exact = exact, .most = most < PLAN_MOST ? most : PLAN_MOST, .out = out};
     int ends[PLAN_MESSAGES], n_ends = 0;
     for (int i = n - 1; i > 0 && n_ends < PLAN_MESSAGES && m->im_end >= 0; i--)
         if (ids[i] == m->im_end)

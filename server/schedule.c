@@ -271,6 +271,7 @@ static void collect_start(struct scheduler *s)
         return;
     }
     job_drop_image(j);
+    j->failed_starts = 0;
     j->seq = w->seq;
     j->fed = w->length;
     j->stop = w->stop;

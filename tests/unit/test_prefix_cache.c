@@ -723,6 +723,12 @@ static void a_prompt_wants_snapshots_where_the_next_one_begins(void **state)
     }
     assert_int_equal(prefix_plan(&m, ids.ids, n, line(ids.len - 1), 0, false, PLAN_MOST, plan), 0);
 
+    /* A text that ends with a message is read ahead for what may follow: its very end is wanted, if that can be had. */
+    const int read_ahead = (int)last;
+    int ends_there = prefix_plan(&m, ids.ids, read_ahead, 0, 0, true, 1, plan);
+    expect_plan(plan, ends_there, (const int[]){read_ahead}, 1);
+    expect_plan(plan, prefix_plan(&m, ids.ids, read_ahead, 0, 0, false, 1, plan), (const int[]){line(last - 1)}, 1);
+
     /* The line that opens the answer is certain to come again, what follows it is not: see a prompt that has a grid line between them. */
     for (int pad = 0; pad < GRID; pad++) {
         struct token_list p = {0};
