@@ -167,12 +167,12 @@ static void give_page(struct prefix_cache *c, struct prefix_cell *cell, int32_t 
 }
 
 /* Takes a snapshot off its cell and out of the list; its data stays counted. */
-static void take_snapshot_off(struct prefix_cache *c, struct prefix_snapshot *s)
+static void take_snapshot_off(struct prefix_cache *c, struct prefix_cell *cell, struct prefix_snapshot *s)
 {
-    struct prefix_cell *cell = s->cell;
+    assert(s->cell == cell);
     c->snapshots[s->place] = c->snapshots[--c->n_snapshots];
     c->snapshots[s->place]->place = s->place;
-    if (s->n == 0) {
+    if (cell->snapshot == s) {
         cell->snapshot = NULL;
     } else {
         struct prefix_snapshot **at = &cell->tails;
@@ -185,13 +185,13 @@ static void take_snapshot_off(struct prefix_cache *c, struct prefix_snapshot *s)
     free(s);
 }
 
-static void free_snapshot(struct prefix_cache *c, struct prefix_snapshot *s)
+static void free_snapshot(struct prefix_cache *c, struct prefix_cell *cell, struct prefix_snapshot *s)
 {
     if (!s)
         return;
     uint8_t *data = s->data;
     const size_t bytes = s->bytes;
-    take_snapshot_off(c, s);
+    take_snapshot_off(c, cell, s);
     prefix_snapshot_cancel(c, data, bytes);
 }
 
@@ -199,9 +199,9 @@ static void free_snapshot(struct prefix_cache *c, struct prefix_snapshot *s)
 static int free_snapshots(struct prefix_cache *c, struct prefix_cell *cell)
 {
     int n = cell->snapshot != NULL;
-    free_snapshot(c, cell->snapshot);
+    free_snapshot(c, cell, cell->snapshot);
     for (; cell->tails; n++)
-        free_snapshot(c, cell->tails);
+        free_snapshot(c, cell, cell->tails);
     return n;
 }
 
@@ -429,7 +429,7 @@ static void evict_snapshot(struct prefix_cache *c, struct prefix_snapshot *s)
 {
     s->cell->had_snapshot = true;
     c->snapshots_evicted++;
-    free_snapshot(c, s);
+    free_snapshot(c, s->cell, s);
 }
 
 /* Counts `bytes` more, when the budget has room for them or gets it. */
@@ -543,7 +543,7 @@ int prefix_tail_put(struct prefix_cache *c, struct prefix_cell *cell, const int3
 uint8_t *prefix_snapshot_steal(struct prefix_cache *c, struct prefix_cell *cell)
 {
     uint8_t *data = cell->snapshot->data;
-    take_snapshot_off(c, cell->snapshot);
+    take_snapshot_off(c, cell, cell->snapshot);
     return data;
 }
 

@@ -26,7 +26,7 @@ static bool take_u64(struct walk *w, uint64_t *out)
 
 static struct walk walk_start(void)
 {
-    struct walk w = {.at = hip_bundle_start, .left = (size_t)(hip_bundle_end - hip_bundle_start)};
+    struct walk w = {.at = hip_bundle_start, .left = (uintptr_t)hip_bundle_end - (uintptr_t)hip_bundle_start};
     const size_t n = sizeof magic - 1;
     if (w.left < n || memcmp(w.at, magic, n) != 0)
         return (struct walk){0};

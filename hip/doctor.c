@@ -7,6 +7,7 @@
 #include <inttypes.h>
 #include <pwd.h>
 #include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/utsname.h>
@@ -82,25 +83,30 @@ static bool read_number(const char *path, uint64_t *out)
     FILE *f = fopen(path, "re");
     if (!f)
         return false;
-    const bool found = fscanf(f, "%" SCNu64, out) == 1;
+    char text[64], *end;
+    const bool any = fgets(text, sizeof text, f) != NULL;
     fclose(f);
-    return found;
+    if (!any)
+        return false;
+    *out = strtoull(text, &end, 10);
+    return end != text;
 }
 
 static void look_at_kernel(struct report *r)
 {
     struct utsname u;
-    unsigned major = 0, minor = 0;
     if (uname(&u))
         return;
-    const bool known = sscanf(u.release, "%u.%u", &major, &minor) == 2;
+    char *dot, *end; /* of "6.10.3-amd64" */
+    const unsigned long major = strtoul(u.release, &dot, 10), minor = *dot == '.' ? strtoul(dot + 1, &end, 10) : 0;
+    const bool known = dot != u.release && *dot == '.' && end != dot + 1;
     const bool driver = access(path_of(r, "/sys/module/amdgpu").text, F_OK) == 0;
     line(r, "kernel", "%s %s, the amdgpu driver is %sloaded", u.sysname, u.release, driver ? "" : "not ");
     if (!driver)
         wrong(r, "the kernel's amdgpu driver is not loaded: is there an AMD GPU, and is linux-firmware (firmware-amd-graphics) installed?");
     if (driver && known && (major < 6 || (major == 6 && minor < 10)))
         hint(r,
-             "kernel %u.%u keeps an APU's GPU memory to what the BIOS sets aside: 6.10 or later shares the machine's memory, and the Radeon 800M "
+             "kernel %lu.%lu keeps an APU's GPU memory to what the BIOS sets aside: 6.10 or later shares the machine's memory, and the Radeon 800M "
              "series is known to "
              "be stable from 6.18.4 on",
              major, minor);

@@ -38,8 +38,12 @@ void hip_store_close(struct hip *h)
     struct hip_store *s = h->store;
     if (!s)
         return;
-    while (s->buffers)
-        hip_buffer_free(&h->base, s->buffers);
+    while (s->buffers) {
+        struct buffer *next = s->buffers->next;
+        hip_device_free(h->dev, s->buffers->dev);
+        free(s->buffers);
+        s->buffers = next;
+    }
     while (s->weights) {
         struct weight *next = s->weights->next;
         hip_device_free(h->dev, (void *)(uintptr_t)s->weights->gpu.data);

@@ -52,7 +52,7 @@ int hip_runtime_load(struct hip_runtime *rt, const char *library, struct error *
             return error_set(err, "no HIP runtime library (libamdhip64) is installed; an AMD GPU needs one (bedside doctor says what is missing), or "
                                   "--hip-library names one that lies elsewhere");
     }
-#define HIP_FIND(name, params)                                                                                                                       \
+#define HIP_FIND(name, ...)                                                                                                                          \
     if (find(handle, #name, &rt->name))                                                                                                              \
         return error_set(err, "the HIP runtime library %s has no function %s: ROCm 5.2 or later is needed", rt->library, #name);
     HIP_FUNCTIONS(HIP_FIND)

@@ -39,36 +39,36 @@ enum { HIP_HOST_TO_DEVICE = 1, HIP_DEVICE_TO_HOST = 2, HIP_DEVICE_TO_DEVICE = 3 
 enum { HIP_ATTR_INTEGRATED = 16, HIP_ATTR_COMPUTE_UNITS = 63, HIP_ATTR_WAVE_SIZE = 87 };
 enum { HIP_STREAM_NON_BLOCKING = 1, HIP_EVENT_DISABLE_TIMING = 2 };
 
-/* Every function that is used, all of them required: X(name, parameters); each returns a hipError_t as int. */
+/* Every function that is used, all of them required: X(name, parameters...); each returns a hipError_t as int. */
 #define HIP_FUNCTIONS(X)                                                                                                                             \
-    X(hipInit, (unsigned flags))                                                                                                                     \
-    X(hipRuntimeGetVersion, (int *version))                                                                                                          \
-    X(hipGetDeviceCount, (int *count))                                                                                                               \
-    X(hipSetDevice, (int ordinal))                                                                                                                   \
-    X(hipDeviceGetName, (char *name, int len, int ordinal))                                                                                          \
-    X(hipDeviceGetAttribute, (int *value, int attribute, int ordinal))                                                                               \
-    X(hipMemGetInfo, (size_t * free, size_t * total))                                                                                                \
-    X(hipMalloc, (void **p, size_t bytes))                                                                                                           \
-    X(hipFree, (void *p))                                                                                                                            \
-    X(hipHostMalloc, (void **p, size_t bytes, unsigned flags))                                                                                       \
-    X(hipHostFree, (void *p))                                                                                                                        \
-    X(hipMemcpyAsync, (void *dst, const void *src, size_t bytes, int kind, hip_stream stream))                                                       \
-    X(hipMemsetAsync, (void *dst, int value, size_t bytes, hip_stream stream))                                                                       \
-    X(hipStreamCreateWithFlags, (hip_stream * stream, unsigned flags))                                                                               \
-    X(hipStreamDestroy, (hip_stream stream))                                                                                                         \
-    X(hipStreamSynchronize, (hip_stream stream))                                                                                                     \
-    X(hipEventCreateWithFlags, (hip_event * event, unsigned flags))                                                                                  \
-    X(hipEventDestroy, (hip_event event))                                                                                                            \
-    X(hipEventRecord, (hip_event event, hip_stream stream))                                                                                          \
-    X(hipEventSynchronize, (hip_event event))                                                                                                        \
-    X(hipModuleLoadData, (hip_module * module, const void *image))                                                                                   \
-    X(hipModuleUnload, (hip_module module))                                                                                                          \
-    X(hipModuleGetFunction, (hip_function * function, hip_module module, const char *name))                                                          \
-    X(hipModuleLaunchKernel, (hip_function function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,                   \
-                              unsigned shared_bytes, hip_stream stream, void **params, void **extra))
+    X(hipInit, unsigned flags)                                                                                                                       \
+    X(hipRuntimeGetVersion, int *version)                                                                                                            \
+    X(hipGetDeviceCount, int *count)                                                                                                                 \
+    X(hipSetDevice, int ordinal)                                                                                                                     \
+    X(hipDeviceGetName, char *name, int len, int ordinal)                                                                                            \
+    X(hipDeviceGetAttribute, int *value, int attribute, int ordinal)                                                                                 \
+    X(hipMemGetInfo, size_t *free, size_t *total)                                                                                                    \
+    X(hipMalloc, void **p, size_t bytes)                                                                                                             \
+    X(hipFree, void *p)                                                                                                                              \
+    X(hipHostMalloc, void **p, size_t bytes, unsigned flags)                                                                                         \
+    X(hipHostFree, void *p)                                                                                                                          \
+    X(hipMemcpyAsync, void *dst, const void *src, size_t bytes, int kind, hip_stream stream)                                                         \
+    X(hipMemsetAsync, void *dst, int value, size_t bytes, hip_stream stream)                                                                         \
+    X(hipStreamCreateWithFlags, hip_stream *stream, unsigned flags)                                                                                  \
+    X(hipStreamDestroy, hip_stream stream)                                                                                                           \
+    X(hipStreamSynchronize, hip_stream stream)                                                                                                       \
+    X(hipEventCreateWithFlags, hip_event *event, unsigned flags)                                                                                     \
+    X(hipEventDestroy, hip_event event)                                                                                                              \
+    X(hipEventRecord, hip_event event, hip_stream stream)                                                                                            \
+    X(hipEventSynchronize, hip_event event)                                                                                                          \
+    X(hipModuleLoadData, hip_module *module, const void *image)                                                                                      \
+    X(hipModuleUnload, hip_module module)                                                                                                            \
+    X(hipModuleGetFunction, hip_function *function, hip_module module, const char *name)                                                             \
+    X(hipModuleLaunchKernel, hip_function function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,                    \
+      unsigned shared_bytes, hip_stream stream, void **params, void **extra)
 
 struct hip_runtime {
-#define HIP_MEMBER(name, params) int(*name) params;
+#define HIP_MEMBER(name, ...) int (*(name))(__VA_ARGS__);
     HIP_FUNCTIONS(HIP_MEMBER)
 #undef HIP_MEMBER
     const char *(*hipGetErrorString)(int error);                 /* required too */

@@ -245,6 +245,13 @@ static int differs(const struct test *t, const char *operation, const char *what
                      row, i);
 }
 
+static uint32_t bits_of(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
 static int compare(const struct test *t, const char *operation, const char *what, const float *got, const float *want, size_t rows, size_t width,
                    double near, struct error *err)
 {
@@ -254,7 +261,7 @@ static int compare(const struct test *t, const char *operation, const char *what
         for (size_t i = 0; i < width; i++)
             most = fmax(most, fabs((double)w[i]));
         for (size_t i = 0; i < width; i++)
-            if (!(fabs((double)g[i] - (double)w[i]) <= near * most) && memcmp(&g[i], &w[i], sizeof *g) != 0)
+            if (!(fabs((double)g[i] - (double)w[i]) <= near * most) && bits_of(g[i]) != bits_of(w[i]))
                 return differs(t, operation, what, r, i, (double)g[i], (double)w[i], err);
     }
     return 0;
@@ -267,7 +274,7 @@ static int check(struct test *t, const char *operation, const char *what, enum b
     if (t->cpu.b->ops->read(t->cpu.b, t->cpu.buf[i], 0, t->want, bytes, err) || t->gpu.b->ops->read(t->gpu.b, t->gpu.buf[i], 0, t->got, bytes, err))
         return error_prefix(err, "the GPU's self-test on %s: %s", t->arch, operation);
     for (size_t k = 0; near == 0 && k < n; k++)
-        if (memcmp(&t->got[k], &t->want[k], sizeof *t->got) != 0)
+        if (bits_of(t->got[k]) != bits_of(t->want[k]))
             return differs(t, operation, what, k / width, k % width, (double)t->got[k], (double)t->want[k], err);
     if (near > 0 && compare(t, operation, what, t->got, t->want, (size_t)t->n_rows, width, near, err))
         return -1;
@@ -367,13 +374,13 @@ static int run_top(struct test *t, struct error *err)
                 if (id % 5 != 1 && !taken[id] && (best < 0 || logits[id] > logits[best]))
                     best = id;
             taken[best] = true;
-            if (rows[r].n != K || rows[r].top[k].id != best || memcmp(&rows[r].top[k].logit, &logits[best], sizeof *logits) != 0)
+            if (rows[r].n != K || rows[r].top[k].id != best || bits_of(rows[r].top[k].logit) != bits_of(logits[best]))
                 rc = differs(t, "head_top", "the best", (size_t)r, (size_t)k, (double)rows[r].top[k].logit, (double)logits[best], err);
         }
         double sum = 0;
         for (int id = 0; id < V; id++)
             sum += id % 5 != 1 ? exp((double)logits[id] - (double)rows[r].max) : 0;
-        if (rc == 0 && (memcmp(&rows[r].max, &rows[r].top[0].logit, sizeof(float)) != 0 || !(fabs((double)rows[r].sum - sum) <= NEAR_F32 * sum)))
+        if (rc == 0 && (bits_of(rows[r].max) != bits_of(rows[r].top[0].logit) || !(fabs((double)rows[r].sum - sum) <= NEAR_F32 * sum)))
             rc = differs(t, "head_top", "sum", (size_t)r, 0, (double)rows[r].sum, sum, err);
     }
     free(rows);

@@ -74,9 +74,9 @@ static int read_prompt(struct buf *out, const struct config *c, const char *cons
 }
 
 /* The same request a client would send: one path for both, so that the terminal shows what the server would answer. */
-static int make_request(struct chat_request **out, const struct config *c, const struct buf *prompt, const struct chat_defaults *defaults,
-                        struct error *err)
+static struct chat_request *make_request(const struct config *c, const struct buf *prompt, const struct chat_defaults *defaults, struct error *err)
 {
+    struct chat_request *request = NULL;
     struct buf body = BUF_INIT;
     struct api_error why = {0};
     buf_puts(&body, "{\"messages\":[");
@@ -93,11 +93,12 @@ static int make_request(struct chat_request **out, const struct config *c, const
     if (c->seed >= 0)
         buf_printf(&body, ",\"seed\":%lld", (long long)c->seed);
     buf_putc(&body, '}');
-    int rc = body.failed ? error_set(err, "out of memory") : chat_request_parse(out, body.data, body.len, defaults, &why);
-    if (rc && why.status)
+    if (body.failed)
+        error_set(err, "out of memory");
+    else if (chat_request_parse(&request, body.data, body.len, defaults, &why))
         error_set(err, "%s", why.message);
     buf_free(&body);
-    return rc;
+    return request;
 }
 
 struct run {
@@ -194,7 +195,8 @@ static int run_prompt(const struct config *c, const struct buf *text, struct err
     r.info = engine_info(r.engine);
     r.tokenizer = engine_tokenizer(r.engine);
     const struct chat_defaults defaults = chat_defaults_of(c, r.info, r.tokenizer);
-    if (make_request(&request, c, text, &defaults, err))
+    request = make_request(c, text, &defaults, err);
+    if (!request)
         goto done;
     if (chat_template_open(&format, r.info->chat_template, r.info->chat_template_len, r.info->arch, err))
         goto done;

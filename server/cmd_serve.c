@@ -132,10 +132,18 @@ static int load(struct loading *l, int signal_fd, struct error *err)
 /* The version of the library that is there at run time, and what an old one means. */
 static void print_library(void)
 {
-    int major = 0, minor = 0, patch = 0;
+    enum { MAJOR, MINOR, PATCH, PARTS };
+    long part[PARTS];
     const char *version = MHD_get_version();
     printf("http     libmicrohttpd %s\n", version);
-    if (sscanf(version, "%d.%d.%d", &major, &minor, &patch) != 3 || major > 1 || (major == 1 && (minor > 0 || patch >= 5)))
+    for (int i = MAJOR; i < PARTS; i++) {
+        char *end;
+        part[i] = strtol(version, &end, 10);
+        if (end == version || (i < PATCH && *end != '.'))
+            return; /* not three numbers: nothing is known of it */
+        version = end + 1;
+    }
+    if (part[MAJOR] > 1 || (part[MAJOR] == 1 && (part[MINOR] > 0 || part[PATCH] >= 5)))
         return;
     printf("         warning: older than 1.0.5. Its faults: suspended connections may be passed over for ever (bedside suspends none), and requests\n"
            "         with two lengths may be smuggled past a proxy (bedside refuses them, as far as it is shown them). Put no proxy before it that\n"

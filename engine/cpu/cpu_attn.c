@@ -348,7 +348,7 @@ void cpu_attn_mix(struct backend *b, int layer, struct buffer *q, struct buffer 
     struct attn_mix a = {.c = c, .layer = layer, .q = q->data, .out = out->data};
     const int most = make_items(&a);
     /* Few queries over a long context: the parts are the parallel work, as many at once as there is room for. */
-    if (most > 1 && a.n_items < ITEMS_PER_THREAD * c->threads && a.queries <= SPLIT_QUERIES / 4) {
+    if (most > 1 && a.queries > 0 && a.n_items < ITEMS_PER_THREAD * c->threads && a.queries <= SPLIT_QUERIES / 4) {
         a.parts = SPLIT_QUERIES / a.queries;
         for (a.first_part = 0; a.first_part < most; a.first_part += a.parts) {
             const int left = most - a.first_part;

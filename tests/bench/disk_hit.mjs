@@ -1,6 +1,7 @@
 // How soon the answer to a second question about a record starts, as a share of the first one's cold time: from memory, and from disk after a restart.
 //
-// usage: node tests/bench/disk_hit.mjs MODEL.gguf [--build build] [--characters 2000] [--rounds 3] [-- OPTIONS OF bedside serve]
+// usage: node tests/bench/disk_hit.mjs MODEL.gguf [--build build] [--characters 2000] [--rounds 3] [--question "second question?"] [-- OPTIONS OF bedside serve]
+// The slice file of tools/make_slice_gguf.py has byte tokens: a question has as many tokens there as characters.
 // Everything is measured in one run, with records of random letters; the best of the rounds counts. Times are the server's own (queue + prefill) and the
 // client's whole request of 4 tokens.
 import { spawn } from "node:child_process";
@@ -10,7 +11,7 @@ import path from "node:path";
 
 const args = process.argv.slice(2);
 const model = args.shift();
-const opt = { build: "build", characters: 2000, rounds: 3 };
+const opt = { build: "build", characters: 2000, rounds: 3, question: "second question?" };
 while (args.length && args[0] !== "--") {
   const k = args.shift().replace(/^--/, "");
   opt[k] = typeof opt[k] === "number" ? Number(args.shift()) : args.shift();
@@ -63,10 +64,10 @@ try {
     const record = Array.from({ length: opt.characters }, letter).join(""), ns = `record-${round}`;
     let server = await start();
     keep("cold", await ask(server, record, "first question?", ns));
-    keep("memory", await ask(server, record, "other question?", ns));
+    keep("memory", await ask(server, record, [...opt.question].reverse().join(""), ns));
     await server.stop();
     server = await start();
-    keep("disk", await ask(server, record, "second question?", ns));
+    keep("disk", await ask(server, record, opt.question, ns));
     await server.stop();
   }
   for (const kind of ["memory", "disk"])
