@@ -138,6 +138,7 @@ static int alloc_scratch(struct engine *e, struct error *err)
 {
     size_t rows = (size_t)e->info.max_rows, sequences = (size_t)e->info.max_sequences;
     e->alive = alloc_array(sequences, sizeof *e->alive);
+    e->grown = alloc_array(sequences, sizeof(struct sequence *));
     e->ids = alloc_array(rows, sizeof *e->ids);
     e->spans = alloc_array(sequences, sizeof *e->spans);
     e->before = alloc_array(sequences, sizeof *e->before);
@@ -148,8 +149,8 @@ static int alloc_scratch(struct engine *e, struct error *err)
     e->tops = alloc_array(rows, sizeof(struct top_row *));
     e->picked = alloc_array(sequences, sizeof *e->picked);
     e->drafts = alloc_array(rows, sizeof *e->drafts);
-    if (!e->alive || !e->ids || !e->spans || !e->before || !e->logit_rows || !e->draft_rows || !e->logits || !e->drafts || !e->best || !e->tops ||
-        !e->picked)
+    if (!e->grown || !e->alive || !e->ids || !e->spans || !e->before || !e->logit_rows || !e->draft_rows || !e->logits || !e->drafts || !e->best ||
+        !e->tops || !e->picked)
         return error_set(err, "out of memory for steps of %d rows", e->info.max_rows);
     return 0;
 }
@@ -358,6 +359,7 @@ void engine_close(struct engine *e)
     model_close(e->model);
     gguf_close(e->file);
     free(e->alive);
+    free(e->grown);
     free(e->ids);
     free(e->spans);
     free(e->before);
@@ -432,6 +434,7 @@ void sequence_free(struct engine *e, struct sequence *s)
 {
     if (!s)
         return;
+    engine_settle(e);
     for (int i = 0; i < e->info.max_sequences; i++)
         if (e->alive[i] == s)
             e->alive[i] = NULL;
@@ -639,6 +642,7 @@ int engine_step(struct engine *e, struct step_item *items, int n_items, struct e
 {
     int n_rows = 0, n_pages = 0;
     struct step step = {0};
+    engine_settle(e);
     /* What was rolled back may have left a page behind that somebody needs now. */
     for (int i = 0; i < e->info.max_sequences; i++)
         if (e->alive[i])
@@ -658,6 +662,20 @@ int engine_step(struct engine *e, struct step_item *items, int n_items, struct e
     }
     commit(e, items, n_items, &step);
     for (int i = 0; i < n_items; i++)
-        engine_cache_grown(e, items[i].seq);
+        e->grown[e->n_grown++] = items[i].seq;
+    if (!e->defers)
+        engine_settle(e);
     return 0;
+}
+
+void engine_defer(struct engine *e)
+{
+    e->defers = true;
+}
+
+void engine_settle(struct engine *e)
+{
+    for (int i = 0; i < e->n_grown; i++)
+        engine_cache_grown(e, e->grown[i]);
+    e->n_grown = 0;
 }

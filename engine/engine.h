@@ -184,4 +184,9 @@ struct step_item {
  * rows, or a failed backend. */
 int engine_step(struct engine *e, struct step_item *items, int n_items, struct error *err);
 
+/* What a step leaves to the prefix cache (snapshots: copies of tens of MB) is kept before engine_step returns, or, after engine_defer, by engine_settle: a caller
+ * that hands the step's tokens on first spares its readers that time. Whatever else is asked of the engine settles first by itself. */
+void engine_defer(struct engine *e);
+void engine_settle(struct engine *e);
+
 #endif

@@ -234,6 +234,7 @@ static void count_start(struct engine *e, const struct sequence_options *o, cons
 
 struct sequence *sequence_start(struct engine *e, const struct sequence_options *o, struct cache_result *r, struct error *err)
 {
+    engine_settle(e);
     *r = (struct cache_result){.miss = CACHE_MISS_OFF, .miss_at = -1};
     const char *ns = o->ns ? o->ns : "";
     const size_t ns_len = strlen(ns);
@@ -437,9 +438,12 @@ void engine_cache_grown(struct engine *e, struct sequence *s)
 
 int sequence_stop(const struct sequence *s)
 {
+    int next = s->next_plan;
+    while (next < s->n_plan && s->plan[next] <= s->length) /* not yet settled */
+        next++;
     /* A position that the prompt's end still reaches back to needs no stop: a step for a few rows reads nearly as many weights as one for many. */
-    if (s->space && s->next_plan < s->n_plan && !reaches_back(s->n_prompt, s->plan[s->next_plan]))
-        return s->plan[s->next_plan];
+    if (s->space && next < s->n_plan && !reaches_back(s->n_prompt, s->plan[next]))
+        return s->plan[next];
     if (s->space && s->state >= 0 && s->length >= s->n_prompt)
         return (s->length / GRID + 1) * GRID;
     return INT_MAX;
@@ -486,6 +490,7 @@ static uint64_t bytes_of(const struct engine *e, int pages, uint64_t snapshot_by
 
 void engine_cache_drop(struct engine *e, const char *ns, struct engine_cache_removed *out)
 {
+    engine_settle(e);
     *out = (struct engine_cache_removed){0};
     if (!e->cache)
         return;

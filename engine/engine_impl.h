@@ -23,6 +23,9 @@ struct engine {
     struct page_pool pages;
     struct slots states;
     struct sequence **alive; /* [max_sequences], NULL where free */
+    struct sequence **grown; /* [n_grown] of the last step, not yet settled */
+    int n_grown;
+    bool defers;
 
     /* the prefix cache (engine_cache.c) */
     struct prefix_cache *cache; /* NULL: off */

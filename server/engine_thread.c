@@ -90,6 +90,7 @@ static void *engine_main(void *arg)
         t->work = NULL;
         pthread_mutex_unlock(&t->lock);
         t->o.done(t->o.ctx);
+        engine_settle(t->o.engine); /* while the tokens travel */
         pthread_mutex_lock(&t->lock);
     }
     pthread_mutex_unlock(&t->lock);
@@ -102,6 +103,7 @@ int engine_thread_start(struct engine_thread **out, const struct engine_thread_o
     if (!t)
         return error_set(err, "out of memory for the engine thread");
     t->o = *options;
+    engine_defer(t->o.engine);
     t->items = alloc_array((size_t)options->max_items, sizeof *t->items);
     if (!t->items) {
         error_set(err, "out of memory for the engine thread");

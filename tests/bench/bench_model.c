@@ -9,6 +9,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "engine/engine.h"
+#include "tests/bench/arguments.h"
 
 struct times {
     double prefill, decode; /* tokens per second */
@@ -59,13 +60,13 @@ int main(int argc, char **argv)
     o.model_path = argv[1];
     for (int i = 2; i + 1 < argc; i += 2) {
         if (!strcmp(argv[i], "--prompt"))
-            n_prompt = atoi(argv[i + 1]);
+            n_prompt = whole_number(argv[i + 1]);
         else if (!strcmp(argv[i], "--decode"))
-            n_decode = atoi(argv[i + 1]);
+            n_decode = whole_number(argv[i + 1]);
         else if (!strcmp(argv[i], "--threads"))
-            o.n_threads = atoi(argv[i + 1]);
+            o.n_threads = whole_number(argv[i + 1]);
         else if (!strcmp(argv[i], "--repeat"))
-            repeat = atoi(argv[i + 1]);
+            repeat = whole_number(argv[i + 1]);
         else if (!strcmp(argv[i], "--kv"))
             o.kv_type = !strcmp(argv[i + 1], "f32") ? KV_F32 : !strcmp(argv[i + 1], "q8_0") ? KV_Q8_0 : KV_F16;
         else {

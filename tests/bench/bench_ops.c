@@ -13,6 +13,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "engine/cpu/cpu_impl.h"
+#include "tests/bench/arguments.h"
 
 enum { D = 2048, V = 248320, FF = 512, EXPERTS = 256, USED = 8, NH = 16, NKV = 2, HD = 256, HK = 16, HV = 32, S = 128, ROWS = 512, CONTEXT = 6000 };
 enum { CH = 2 * HK * S + HV * S, Q_ROW = NH * HD * 2, V_ROW = HV * S, DELTA_LAYERS = 30, ATTN_LAYERS = 10, MAX_REPS = 2000 };
@@ -396,8 +397,8 @@ static double measure(void (*run)(void), double seconds)
 
 int main(int argc, char **argv)
 {
-    const int threads = argc > 1 ? atoi(argv[1]) : 0;
-    const double seconds = argc > 2 ? atof(argv[2]) : 0.5;
+    const int threads = argc > 1 ? whole_number(argv[1]) : 0;
+    const double seconds = argc > 2 ? strtod(argv[2], NULL) : 0.5;
     make_model(threads);
     printf("%s, %d threads\n\n%-20s %5s %6s %10s %8s %9s\n", isa_name(isa_best()), pool_threads(cpu_of(m.b)->pool), "operation", "rows", "at", "us",
            "GB/s", "GFLOP/s");

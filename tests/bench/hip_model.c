@@ -18,6 +18,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "hip/hip_impl.h"
+#include "tests/bench/arguments.h"
 #include "tests/hip/emu/counters.h"
 
 enum {
@@ -584,7 +585,7 @@ int main(int argc, char **argv)
         else if (strcmp(argv[i], "--library") == 0 && i + 1 < argc)
             snprintf(library, sizeof library, "%s", argv[++i]);
         else if (strcmp(argv[i], "--prefill-rows") == 0 && i + 1 < argc)
-            prefill.rows = atoi(argv[++i]);
+            prefill.rows = whole_number(argv[++i]);
         else
             die("hip_model [--check] [--prefill-rows N] [--library FILE]");
     }

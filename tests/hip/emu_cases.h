@@ -217,14 +217,15 @@ static inline EMU_DEVICE float unit(float f)
     X(silu, f / (1.0f + __builtin_expf(-f)))                                                                                                         \
     X(softplus, f > 20.0f ? f : __builtin_logf(1.0f + __builtin_expf(f)) + 1.0f)
 
-#define COUNT_CASE(name, expression) +1
+/* A character for each. */
+#define COUNT_CASE(name, expression) "."
 enum {
-    N_WORD = 0 WORD_CASES(COUNT_CASE),
-    N_LONG = 0 LONG_CASES(COUNT_CASE),
-    N_FLOAT = 0 FLOAT_CASES(COUNT_CASE),
-    N_FINITE = 0 FINITE_CASES(COUNT_CASE),
-    N_HALF = 0 HALF_CASES(COUNT_CASE),
-    N_CLOSE = 0 CLOSE_CASES(COUNT_CASE),
+    N_WORD = (int)sizeof(WORD_CASES(COUNT_CASE)) - 1,
+    N_LONG = (int)sizeof(LONG_CASES(COUNT_CASE)) - 1,
+    N_FLOAT = (int)sizeof(FLOAT_CASES(COUNT_CASE)) - 1,
+    N_FINITE = (int)sizeof(FINITE_CASES(COUNT_CASE)) - 1,
+    N_HALF = (int)sizeof(HALF_CASES(COUNT_CASE)) - 1,
+    N_CLOSE = (int)sizeof(CLOSE_CASES(COUNT_CASE)) - 1,
 };
 
 /* ---- arguments ---- */

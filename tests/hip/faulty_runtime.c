@@ -63,11 +63,13 @@ static int fault(const char *name)
     static const char *const settings[] = {"FAULTY", "FAULTY_ONCE"};
     for (int i = 0; i < 2; i++) {
         const char *text = getenv(settings[i]);
-        char function[64];
-        long nth;
-        int error;
-        if (text && sscanf(text, "%63[^:]:%ld:%d", function, &nth, &error) == 3 && strcmp(function, name) == 0 && (n == nth || (i == 0 && n > nth)))
-            return error;
+        const char *colon = text ? strchr(text, ':') : NULL;
+        if (!colon || (size_t)(colon - text) != strlen(name) || strncmp(text, name, strlen(name)) != 0)
+            continue;
+        char *end;
+        const long nth = strtol(colon + 1, &end, 10);
+        if (*end == ':' && (n == nth || (i == 0 && n > nth)))
+            return (int)strtol(end + 1, NULL, 10);
     }
     return OK;
 }

@@ -396,8 +396,10 @@ static void check_top(int n_vocab, int n_rows, int k, bool masked, uint64_t seed
     uint32_t *usable = malloc(words * sizeof *usable);
     struct gpu_top *got = malloc((size_t)n_rows * sizeof *got);
     assert_true(logits && usable && got);
-    for (size_t i = 0; i < words; i++)
-        usable[i] = (uint32_t)fixture_next(&rng) | (uint32_t)fixture_next(&rng);
+    for (size_t i = 0; i < words; i++) {
+        usable[i] = (uint32_t)fixture_next(&rng);
+        usable[i] |= (uint32_t)fixture_next(&rng); /* three of four are */
+    }
     for (size_t i = 0; i < all; i++) {
         const size_t row = i / (size_t)n_vocab;
         logits[i] = (float)(4 * fixture_normal(&rng));

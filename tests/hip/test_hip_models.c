@@ -246,9 +246,9 @@ static void picks_from_the_best_logits_are_those_from_whole_rows(void **state)
 
 #define ON(test, file, kind)                                                                                                                         \
     {                                                                                                                                                \
-        .name = #test ": " file ", " #kind, .test_func = test, .initial_state = &(struct subject)                                                    \
+        .name = #test ": " file ", " #kind, .test_func = (test), .initial_state = &(struct subject)                                                  \
         {                                                                                                                                            \
-            .path = file, .kv = kind                                                                                                                 \
+            .path = (file), .kv = (kind)                                                                                                             \
         }                                                                                                                                            \
     }
 

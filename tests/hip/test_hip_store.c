@@ -102,8 +102,10 @@ static void check_weight(struct backend *b, enum block_type type, size_t n_in, s
     const struct weight_desc desc = {
         .name = "w", .type = type, .n_in = (int64_t)n_in, .n_out = (int64_t)n_out, .n_mats = (int64_t)n_mats, .data = file, .stride = stride};
     struct weight *w = b->ops->weight_new(b, &desc, &err);
-    if (!w)
+    if (!w) {
         fail_msg("%s", err.text);
+        abort();
+    }
     assert_int_equal(w->gpu.type, type);
     assert_int_equal(w->gpu.n_in, n_in);
     assert_int_equal(w->gpu.n_out, n_out);

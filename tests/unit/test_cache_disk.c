@@ -249,7 +249,9 @@ static int read_tails(struct cache_disk *d, const struct text *t, int n, const s
         for (int i = 0; i < n_tails; i++)
             if (tails[i].position == end)
                 tail = &tails[i];
-        uint8_t *right = image.tail ? tail_bytes(tail) : contents(&t->keys[end / 64 - 1], true);
+        assert_int_equal(image.tail, end % 64);
+        assert_int_equal(tail != NULL, image.tail != 0);
+        uint8_t *right = tail ? tail_bytes(tail) : contents(&t->keys[end / 64 - 1], true);
         assert_int_equal(image.state_bytes, tail ? tail->bytes : STATE_BYTES);
         assert_memory_equal(image.state, right, image.state_bytes);
         free(right);

@@ -741,7 +741,7 @@ static void the_best_logits_give_the_same_tokens_as_the_row(void **state)
         const int k = sampler_best(best);
         assert_int_equal(k, p.temperature > 0 ? p.top_k + 1 : 1);
         float logits[V];
-        struct top_logit list[V];
+        struct top_logit list[V] = {{0}};
         struct pick a, b;
         for (uint32_t i = 0; i < 300; i++) {
             fill_logits(logits, 7 * i + (uint32_t)kind, i % 5 ? 8.0f : 0.02f);

@@ -116,6 +116,17 @@ static FILE *open_tool(const struct module *m, const char *variable, const char 
 
 /* ---- notes: names, arguments, registers ---- */
 
+/* The number of a line like ".size: 24". */
+static bool note_number(const char *line, const char *name, unsigned *out)
+{
+    const size_t n = strlen(name);
+    char *end;
+    if (strncmp(line, name, n) != 0)
+        return false;
+    *out = (unsigned)strtoul(line + n, &end, 10);
+    return end != line + n;
+}
+
 /* The notes are YAML with kernels at indentation 2 and their arguments at 6. */
 static void read_note_line(struct module *m, const char *line, char arch[64])
 {
@@ -146,9 +157,9 @@ static void read_note_line(struct module *m, const char *line, char arch[64])
         if (k->n_args == 0)
             return;
         struct kernel_arg *a = &k->args[k->n_args - 1];
-        if (sscanf(s, ".offset: %u", &x) == 1)
+        if (note_number(s, ".offset:", &x))
             a->offset = x;
-        else if (sscanf(s, ".size: %u", &x) == 1)
+        else if (note_number(s, ".size:", &x))
             a->size = x;
         else if (sscanf(s, ".value_kind: %39s", kind) == 1 && strncmp(kind, "hidden_", 7) == 0)
             memcpy(a->hidden, kind, sizeof kind);
@@ -156,15 +167,15 @@ static void read_note_line(struct module *m, const char *line, char arch[64])
     }
     if (sscanf(s, ".name: %95s", text) == 1)
         snprintf(k->name, sizeof k->name, "%s", text);
-    else if (sscanf(s, ".kernarg_segment_size: %u", &x) == 1)
+    else if (note_number(s, ".kernarg_segment_size:", &x))
         k->kernarg_bytes = x;
-    else if (sscanf(s, ".vgpr_count: %u", &x) == 1)
+    else if (note_number(s, ".vgpr_count:", &x))
         k->vgprs = x;
-    else if (sscanf(s, ".sgpr_count: %u", &x) == 1)
+    else if (note_number(s, ".sgpr_count:", &x))
         k->sgprs = x;
-    else if (sscanf(s, ".vgpr_spill_count: %u", &x) == 1 || sscanf(s, ".sgpr_spill_count: %u", &x) == 1)
+    else if (note_number(s, ".vgpr_spill_count:", &x) || note_number(s, ".sgpr_spill_count:", &x))
         k->spills += x;
-    else if (sscanf(s, ".max_flat_workgroup_size: %u", &x) == 1)
+    else if (note_number(s, ".max_flat_workgroup_size:", &x))
         k->max_threads = x;
 }
 
@@ -189,20 +200,24 @@ static int grow(struct kernel *k)
 {
     const uint32_t room = k->room ? k->room * 2 : 1024;
     struct insn *insns = realloc(k->insns, room * sizeof *insns);
-    k->insns = insns ? insns : k->insns;
-    char **texts = realloc(k->text, room * sizeof *texts);
-    k->text = texts ? texts : k->text;
-    uint64_t *addresses = realloc(k->address, room * sizeof *addresses);
-    k->address = addresses ? addresses : k->address;
-    if (!insns || !texts || !addresses)
+    if (!insns)
         return -1;
+    k->insns = insns;
+    char **texts = realloc(k->text, room * sizeof *texts);
+    if (!texts)
+        return -1;
+    k->text = texts;
+    uint64_t *addresses = realloc(k->address, room * sizeof *addresses);
+    if (!addresses)
+        return -1;
+    k->address = addresses;
     k->room = room;
     return 0;
 }
 
 static int add_insn(struct kernel *k, const char *text, uint64_t address, uint32_t encoding)
 {
-    if (k->n_insns + 1 >= k->room && grow(k) != 0)
+    if ((!k->insns || k->n_insns + 1 >= k->room) && grow(k) != 0)
         return -1;
     struct insn *in = &k->insns[k->n_insns];
     memset(in, 0, 2 * sizeof *in); /* and the one after the last, which nobody reaches */
@@ -272,7 +287,7 @@ int emu_kernel_decode(struct kernel *k)
             line[--n] = 0;
         rc = add_insn(k, line + 1, address, encoding);
     }
-    if (pclose(f) != 0 || rc != 0 || k->n_insns == 0 || k->address[0] != k->begin) {
+    if (pclose(f) != 0 || rc != 0 || !k->insns || k->address[0] != k->begin) {
         fprintf(stderr, "emulator: llvm-objdump-19 gives no instructions for %s (is llvm-19 installed?)\n", k->name);
         return -1;
     }
@@ -347,7 +362,7 @@ static int load_elf(struct module *m, const uint8_t *elf, size_t bytes, const ch
 
 int emu_module_load(struct module **out, const void *image)
 {
-    const char *arch = getenv("EMU_ARCH") ? getenv("EMU_ARCH") : "gfx1152";
+    const char *wish = getenv("EMU_ARCH"), *arch = wish ? wish : "gfx1152";
     const uint8_t *elf = image;
     size_t bytes;
     if (memcmp(elf, "__CLANG_OFFLOAD_BUNDLE__", BUNDLE_MAGIC) == 0) {

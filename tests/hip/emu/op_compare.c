@@ -57,11 +57,12 @@ static inline const struct insn *finish(struct wave *w, const struct insn *in, b
     load_long(w, in, (k) + 1, lanes_b)
 #define LOAD_DOUBLES(k)                                                                                                                              \
     double lanes_a[LANES], lanes_b[LANES];                                                                                                           \
-    load_long(w, in, k, (uint64_t *)lanes_a);                                                                                                        \
-    load_long(w, in, (k) + 1, (uint64_t *)lanes_b)
+    load_long(w, in, k, lanes_a);                                                                                                                    \
+    load_long(w, in, (k) + 1, lanes_b)
 
-static inline void load_long(const struct wave *w, const struct insn *in, int k, uint64_t to[LANES])
+static inline void load_long(const struct wave *w, const struct insn *in, int k, void *lanes_of_64)
 {
+    uint64_t *to = lanes_of_64;
     lanes room_low, room_high;
     const uint32_t *low = source64(w, in, k, 0, room_low), *high = source64(w, in, k, 1, room_high);
     for (int l = 0; l < LANES; l++)

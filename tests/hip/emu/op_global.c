@@ -160,7 +160,7 @@ static inline const struct insn *store_words(struct wave *w, const struct insn *
     const uint32_t(*v)[LANES] = (const uint32_t(*)[LANES]) & w->v[in->o[1].index];
     for (uint32_t rest = exec_of(w); rest; rest &= rest - 1) {
         const int l = __builtin_ctz(rest);
-        uint32_t x[4];
+        uint32_t x[4] = {0};
         for (int i = 0; i < words; i++)
             x[i] = v[i][l];
         memcpy(at(a[l]), x, sizeof(uint32_t) * (size_t)words);

@@ -21,6 +21,12 @@ static inline int32_t low24(uint32_t a)
     return I(a << 8) >> 8;
 }
 
+static inline uint32_t leading_sign(uint32_t a) /* bits equal to the sign, -1 when all are */
+{
+    const uint32_t x = I(a) < 0 ? ~a : a;
+    return x ? (uint32_t)__builtin_clz(x) : ~0u;
+}
+
 static inline uint32_t extract(uint32_t a, uint32_t from, uint32_t n)
 {
     return a >> (from & 31) & ((1u << (n & 31)) - 1);
@@ -90,7 +96,7 @@ static inline uint32_t smaller_of_u(uint32_t a, uint32_t b)
     X(v_ffbh_u32, a ? __builtin_clz(a) : -1)                                                                                                         \
     X(v_clz_i32_u32, a ? __builtin_clz(a) : -1)                                                                                                      \
     X(v_ctz_i32_b32, a ? __builtin_ctz(a) : -1)                                                                                                      \
-    X(v_cls_i32, (I(a) >> 31 ^ I(a)) ? __builtin_clz((uint32_t)(I(a) >> 31 ^ I(a))) : -1)                                                            \
+    X(v_cls_i32, leading_sign(a))                                                                                                                    \
     X(v_cvt_i32_i16, (int16_t)a)                                                                                                                     \
     X(v_cvt_u32_u16, a & 0xffff)
 

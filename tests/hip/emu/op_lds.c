@@ -138,7 +138,7 @@ static inline void store_at(struct wave *w, const struct insn *in, uint32_t offs
     const uint32_t(*v)[LANES] = (const uint32_t(*)[LANES]) & w->v[in->o[k].index];
     for (uint32_t rest = exec_of(w); rest; rest &= rest - 1) {
         const int l = __builtin_ctz(rest);
-        uint32_t x[4];
+        uint32_t x[4] = {0};
         for (int i = 0; i < words; i++)
             x[i] = v[i][l];
         memcpy(lds + a[l], x, sizeof(uint32_t) * (size_t)words);

@@ -84,7 +84,7 @@ static inline uint32_t reversed(uint32_t a)
 
 static inline uint32_t leading_sign(uint32_t a) /* s_cls_i32: bits equal to the sign, -1 when all are */
 {
-    const uint32_t x = a ^ (uint32_t)(I(a) >> 31);
+    const uint32_t x = I(a) < 0 ? ~a : a;
     return x ? (uint32_t)__builtin_clz(x) : ~0u;
 }
 

@@ -142,7 +142,7 @@ static inline const uint32_t *source(const struct wave *w, const struct insn *in
 
 static inline const lane_float *source_f(const struct wave *w, const struct insn *in, int k, uint32_t room[LANES])
 {
-    return (const lane_float *)source(w, in, k, room);
+    return (const void *)source(w, in, k, room);
 }
 
 /* The low (word 0) or high word of a 64-bit operand. */
@@ -198,7 +198,8 @@ static inline void put_f(struct wave *w, const struct insn *in, const float r[LA
         put_modified(w, in, r);
         return;
     }
-    put(w, in, (const uint32_t *)r); /* these files are compiled with -fno-strict-aliasing */
+    const void *words = r;
+    put(w, in, words); /* these files are compiled with -fno-strict-aliasing */
 }
 
 /* ---- halves: source op_sel bit k picks the high one ---- */

@@ -280,6 +280,11 @@ int emu_run(const struct launch *l)
     if (k->lds_bytes + l->dynamic_lds > LDS_MAX)
         return refuse(k, "more than 64 KiB of LDS");
     struct job job = {.launch = l, .n_groups = (uint64_t)l->grid[0] * l->grid[1] * l->grid[2]};
+    int threads = thread_count();
+    if ((uint64_t)threads > job.n_groups)
+        threads = (int)job.n_groups;
+    if (make_workers(threads) != 0)
+        return refuse(k, "no memory for the emulator's threads");
     job.ranges = emu_ranges(&job.n_ranges);
     job.lines = enabled("EMU_LINES");
     job.races = enabled("EMU_RACES");
@@ -288,11 +293,6 @@ int emu_run(const struct launch *l)
         job.read_bits = new_bits(job.ranges, job.n_ranges);
         job.write_bits = new_bits(job.ranges, job.n_ranges);
     }
-    int threads = thread_count();
-    if ((uint64_t)threads > job.n_groups)
-        threads = (int)job.n_groups;
-    if (make_workers(threads) != 0)
-        return refuse(k, "no memory for the emulator's threads");
     pthread_mutex_lock(&lock);
     current = &job;
     current_number++;
