@@ -310,7 +310,7 @@ static void set_dpp(struct dpp *d, enum dpp_kind kind, const int arg[4])
 {
     for (int l = 0; l < LANES; l++) {
         const int p = l & 15;
-        int from = p;
+        int from = 0; /* each kind sets it */
         switch (kind) {
         case DPP_QUAD:
             from = (p & ~3) + arg[p & 3];
@@ -484,7 +484,7 @@ static bool decode_operands(struct insn *in, const struct op *op, const char *re
     char buffer[256];
     if (strlen(rest) >= sizeof buffer)
         return false;
-    strcpy(buffer, rest);
+    memcpy(buffer, rest, strlen(rest) + 1);
     char *s = buffer;
     bool last = *s == 0, sel_hi_given = false;
     while (!last) {
