@@ -551,8 +551,10 @@ template <int DIM, bool WIDE> DEV void cell_dots_many(const struct delta_rule_pa
     const struct delta_block block = delta_block_of(place);
     const int lane = delta_lane();
     DELTA_UNROLLED()
-    for (int r = 0; r < DELTA_BLOCK; r++) for (int half = 0; half < (WIDE ? 2 : 1); half++) if (block.kept >> r & 1)
-        cell_keep_dots(shared.coef, block.first + r, lane + 32 * half, total.kk[r][half], total.qk[r][half]);
+    for (int r = 0; r < DELTA_BLOCK; r++)
+        for (int half = 0; half < (WIDE ? 2 : 1); half++)
+            if (block.kept >> r & 1)
+                cell_keep_dots(shared.coef, block.first + r, lane + 32 * half, total.kk[r][half], total.qk[r][half]);
     DELTA_ROLLED for (int t = block.lo; t < block.hi; t++) for (int half = 0; half < (WIDE ? 2 : 1); half++)
         cell_decay_dots(shared, t, lane + 32 * half);
 }
