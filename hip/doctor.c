@@ -279,7 +279,7 @@ static void look_at_runtime(struct report *r)
     int version = 0;
     line(r, "this build", "%s%s", list.text[0] ? "kernels for " : "no GPU kernels", list.text);
     if (hip_runtime_load(&rt, library, &err)) {
-        line(r, "HIP runtime", "not found");
+        line(r, "HIP runtime", "%s", library ? err.text : "not found"); /* a library that was named is worth a reason whatever else is wrong */
         wrong(r, "%s", err.text);
         return;
     }
