@@ -110,7 +110,8 @@ int prefix_plan(const struct prefix_marks *m, const int32_t *ids, int n, int fro
     if (n_ends)
         want_exactly(&p, ends[0] < n && ids[ends[0]] == m->im_start ? role_end(m->tokenizer, ids, n, ends[0]) : ends[0]);
     want_exactly(&p, prefix_system_end(m, ids, n));
-    want_line(&p, branch);
+    if (!exact || !crowded(&p, branch, true))
+        want_line(&p, branch);
     if (!exact || !crowded(&p, last, true))
         want_line(&p, last);
     int next = n; /* the end above that is wanted */

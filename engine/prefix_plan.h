@@ -25,7 +25,7 @@ int prefix_system_end(const struct prefix_marks *m, const int32_t *ids, int n);
  * `exact` is set, and otherwise, like all others, the grid line (multiple of GRID) before:
  * - the end of the line that opens the answer, or without one of the last message, where the next turn and another answer begin;
  * - the end of system + tools, where other conversations branch off;
- * - `branch`, where this text left a known one (0: nowhere);
+ * - `branch`, where this text left a known one (0: nowhere), unless one can begin less than a cell away from there;
  * - the last one before the end of the prompt;
  * - the ends of the messages before: where an edit, or a turn whose reasoning the template drops, branches off;
  *   these and the one before only where no exact position is less than a cell away;

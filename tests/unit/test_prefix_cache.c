@@ -723,6 +723,17 @@ static void a_prompt_wants_snapshots_where_the_next_one_begins(void **state)
     }
     assert_int_equal(prefix_plan(&m, ids.ids, n, line(ids.len - 1), 0, false, PLAN_MOST, plan), 0);
 
+    /* Where a known text was left is not wanted so soon after the place where this one begins. */
+    for (int near = 0; near < 2; near++) {
+        const int from = GRID + 5, branch = near ? 2 * GRID : 3 * GRID;
+        assert_true((int)system >= branch + GRID); /* nothing else is near */
+        const int count = prefix_plan(&m, ids.ids, n, from, branch, true, PLAN_MOST, plan);
+        bool wanted = false;
+        for (int i = 0; i < count; i++)
+            wanted |= plan[i] == branch;
+        assert_int_equal(wanted, !near);
+    }
+
     /* A text that ends with a message is read ahead for what may follow: its very end is wanted, if that can be had. */
     const int read_ahead = (int)last;
     int ends_there = prefix_plan(&m, ids.ids, read_ahead, 0, 0, true, 1, plan);
