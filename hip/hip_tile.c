@@ -1,4 +1,4 @@
-/* hip/hip_tile.c: the tiled products of prefill: one launch of the kernel that goes with the weight's type (hip/kernels/matmul.h). */
+/* hip/hip_tile.c: the tiled products of prefill: one launch of the kernel that goes with the weight's type (hip/kernels/matmul.h, tile_float.h). */
 #include <limits.h>
 
 #include "hip/hip_impl.h"

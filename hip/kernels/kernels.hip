@@ -8,6 +8,7 @@
 #include "hip/kernels/head.h"
 
 #include "hip/kernels/matmul.h"
+#include "hip/kernels/tile_float.h"
 #include "hip/kernels/moe.h"
 #include "hip/kernels/delta.h"
 #include "hip/kernels/attn.h"

@@ -11,7 +11,7 @@ KERNEL_ENTRY(matvec_5, matvec_params, 128)
 KERNEL_ENTRY(matvec_6, matvec_params, 128)
 KERNEL_ENTRY(matvec_7, matvec_params, 128)
 KERNEL_ENTRY(matvec_8, matvec_params, 128)
-/* ---- matmul.h ---- */
+/* ---- matmul.h, tile_float.h ---- */
 KERNEL_ENTRY(rows_q4_k, tile_params, 256)
 KERNEL_ENTRY(rows_q5_k, tile_params, 256)
 KERNEL_ENTRY(rows_q6_k, tile_params, 256)

@@ -15,6 +15,7 @@
 #include "hip/kernels/matmul.h"
 #include "hip/kernels/matvec.h"
 #include "hip/kernels/params.h"
+#include "hip/kernels/tile_float.h"
 
 enum { MOE_THREADS = 128, MOE_WAVES = MOE_THREADS / 32, SORT_THREADS = 256 };
 

@@ -118,7 +118,7 @@ struct top_params {
     int32_t n_vocab, k, parts;
 };
 
-/* ---- matmul.h ---- */
+/* ---- matmul.h, tile_float.h ---- */
 
 /* y [n_rows][w.n_out] (+)= w * x; x: rows in the form that goes with w's type, x_stride bytes apart. TILE_OUT and TILE_ROWS results make a workgroup, or FLOAT_*
  * for float types. */

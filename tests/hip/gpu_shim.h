@@ -176,50 +176,7 @@ DEV void fence_device()
 {
 }
 
-/* ---- bits and conversions ---- */
-
-DEV int as_int(float f)
-{
-    int i;
-    memcpy(&i, &f, sizeof i);
-    return i;
-}
-
-DEV float as_float(int i)
-{
-    float f;
-    memcpy(&f, &i, sizeof f);
-    return f;
-}
-
-DEV float h2f(half h)
-{
-    return (float)h;
-}
-
-DEV half f2h(float f)
-{
-    return (half)f;
-}
-
-DEV half u2h(uint16_t u)
-{
-    half h;
-    memcpy(&h, &u, sizeof h);
-    return h;
-}
-
-DEV uint16_t h2u(half h)
-{
-    uint16_t u;
-    memcpy(&u, &h, sizeof u);
-    return u;
-}
-
-DEV float bf2f(uint16_t u)
-{
-    return as_float((int)((uint32_t)u << 16));
-}
+#include "hip/kernels/gpu_common.h"
 
 /* ---- lanes ---- */
 
@@ -278,27 +235,7 @@ DEV int dot4_us(int a, int b, int c)
     return c;
 }
 
-/* ---- mathematics ---- */
-
-DEV float gpu_expf(float x)
-{
-    return expf(x);
-}
-
-DEV float gpu_exp2f(float x)
-{
-    return exp2f(x);
-}
-
-DEV float gpu_logf(float x)
-{
-    return logf(x);
-}
-
-DEV float gpu_sqrtf(float x)
-{
-    return sqrtf(x);
-}
+/* ---- mathematics that the instruction set has its own way with ---- */
 
 DEV float gpu_rsqrtf(float x)
 {
@@ -308,83 +245,6 @@ DEV float gpu_rsqrtf(float x)
 DEV float gpu_rcpf(float x)
 {
     return 1.0f / x;
-}
-
-DEV float gpu_fmaxf(float a, float b)
-{
-    return fmaxf(a, b);
-}
-
-DEV float gpu_fminf(float a, float b)
-{
-    return fminf(a, b);
-}
-
-DEV float gpu_fabsf(float a)
-{
-    return fabsf(a);
-}
-
-DEV float gpu_rintf(float a)
-{
-    return rintf(a);
-}
-
-DEV float gpu_fmaf(float a, float b, float c)
-{
-    return __builtin_fmaf(a, b, c);
-}
-
-/* ---- wide accesses: plain ones, so that -fsanitize=alignment sees them ---- */
-
-DEV i32x4_t load_i32x4(const void *p)
-{
-    return *(const i32x4_t *)p;
-}
-
-DEV u32x4_t load_u32x4(const void *p)
-{
-    return *(const u32x4_t *)p;
-}
-
-DEV f32x4_t load_f32x4(const void *p)
-{
-    return *(const f32x4_t *)p;
-}
-
-DEV half8_t load_half8(const void *p)
-{
-    return *(const half8_t *)p;
-}
-
-DEV i32x2_t load_i32x2(const void *p)
-{
-    return *(const i32x2_t *)p;
-}
-
-DEV f32x2_t load_f32x2(const void *p)
-{
-    return *(const f32x2_t *)p;
-}
-
-DEV int load_i32(const void *p)
-{
-    return *(const int *)p;
-}
-
-DEV void store_i32x4(void *p, i32x4_t v)
-{
-    *(i32x4_t *)p = v;
-}
-
-DEV void store_f32x4(void *p, f32x4_t v)
-{
-    *(f32x4_t *)p = v;
-}
-
-DEV void store_half8(void *p, half8_t v)
-{
-    *(half8_t *)p = v;
 }
 
 /* ---- atomics ---- */
