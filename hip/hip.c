@@ -157,7 +157,6 @@ static size_t op_memory_free(struct backend *b)
 static void op_close(struct backend *b)
 {
     struct hip *h = hip_of(b);
-    hip_delta_close(h);
     hip_attn_close(h);
     hip_moe_close(h);
     hip_mat_close(h);
@@ -234,7 +233,7 @@ struct backend *hip_open_on(struct hip_device *d, const struct backend_shape *sh
     h->base.shape = *shape;
     h->dev = d;
     h->borrowed = true;
-    if (hip_store_open(h, err) || hip_mat_open(h, err) || hip_moe_open(h, err) || hip_attn_open(h, err) || hip_delta_open(h, err)) {
+    if (hip_store_open(h, err) || hip_mat_open(h, err) || hip_moe_open(h, err) || hip_attn_open(h, err) || hip_delta_check(shape, err)) {
         op_close(&h->base);
         return NULL;
     }

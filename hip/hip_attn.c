@@ -11,6 +11,7 @@
 #include <stdlib.h>
 
 #include "base/alloc.h"
+#include "engine/slot_layout.h"
 
 enum {
     FEW_QUERIES = 16,
@@ -66,14 +67,12 @@ static int add_rope_piece(struct hip *h, struct error *err)
     return 0;
 }
 
-/* The device's attention is written for these shapes; the store has checked the rest. */
+/* The device's attention is written for these shapes; hip_open_on has checked the rest. */
 static int check_heads(const struct backend_shape *sh, struct error *err)
 {
     if (sh->head_dim > ATTN_MAX_DIM || sh->head_dim % 16)
-        return error_set(err, "attention heads of %d channels: the GPU has kernels for multiples of 16 up to %d; use --device cpu", sh->head_dim,
+        return error_set(err, "attention heads of %d channels: the GPU has kernels for multiples of 16 up to %d: use device cpu", sh->head_dim,
                          ATTN_MAX_DIM);
-    if (sh->kv_type != KV_F16 && sh->kv_type != KV_Q8_0)
-        return error_set(err, "the GPU keeps keys and values as f16 or q8_0: set kv-type to one of them");
     return 0;
 }
 
@@ -180,10 +179,10 @@ void hip_attn_store(struct backend *b, int layer, struct buffer *q, struct buffe
         .q_norm = q_norm->gpu,
         .k_norm = k_norm->gpu,
         .rope = h->attn->rope_dev,
-        .k_offset = hip_page_offset(h, layer, false, 0),
-        .v_offset = hip_page_offset(h, layer, true, 0),
-        .head_bytes = (uint32_t)(GRID * hip_kv_row_bytes(h)),
-        .row_bytes = (uint32_t)hip_kv_row_bytes(h),
+        .k_offset = slot_page_offset(sh, layer, false, 0),
+        .v_offset = slot_page_offset(sh, layer, true, 0),
+        .head_bytes = (uint32_t)(GRID * slot_kv_row_bytes(sh)),
+        .row_bytes = (uint32_t)slot_kv_row_bytes(sh),
         .n_heads = sh->n_heads,
         .n_kv_heads = sh->n_kv_heads,
         .head_dim = sh->head_dim,
@@ -241,10 +240,10 @@ void hip_attn_mix(struct backend *b, int layer, struct buffer *q, struct buffer 
         .part_acc = h->attn->part_acc,
         .part_ms = h->attn->part_ms,
         .done = h->attn->done,
-        .k_offset = hip_page_offset(h, layer, false, 0),
-        .v_offset = hip_page_offset(h, layer, true, 0),
-        .head_bytes = (uint32_t)(GRID * hip_kv_row_bytes(h)),
-        .row_bytes = (uint32_t)hip_kv_row_bytes(h),
+        .k_offset = slot_page_offset(sh, layer, false, 0),
+        .v_offset = slot_page_offset(sh, layer, true, 0),
+        .head_bytes = (uint32_t)(GRID * slot_kv_row_bytes(sh)),
+        .row_bytes = (uint32_t)slot_kv_row_bytes(sh),
         .n_heads = sh->n_heads,
         .n_kv_heads = sh->n_kv_heads,
         .group = (int32_t)group,

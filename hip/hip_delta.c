@@ -3,6 +3,8 @@
 
 #include <math.h>
 
+#include "engine/slot_layout.h"
+
 /* What the kernels count on, and cannot include the headers for. */
 _Static_assert((int)GPU_GRID == (int)GRID, "hip/kernels/params.h and engine/backend.h");
 _Static_assert(BLOCK_F32 == 0 && BLOCK_F16 == 1 && BLOCK_BF16 == 30, "hip/kernels/delta.h names these");
@@ -20,27 +22,17 @@ static struct sizes sizes_of(const struct hip *h)
     return (struct sizes){hk, hv, s, (2 * hk + hv) * s};
 }
 
-/* No scratch is needed; shapes that the kernels do not know are refused. */
-int hip_delta_open(struct hip *h, struct error *err)
+int hip_delta_check(const struct backend_shape *sh, struct error *err)
 {
-    const struct backend_shape *sh = &h->base.shape;
-    h->delta = NULL;
     if (sh->n_delta_layers == 0)
         return 0;
     if (sh->delta_dim < 16 || sh->delta_dim > DIM_MAX || sh->delta_dim % 16 != 0)
-        return error_set(err,
-                         "the GPU's DeltaNet kernels take heads of 16, 32 .. %d channels, and this model's have %d: run it on the CPU (backend cpu)",
-                         DIM_MAX, sh->delta_dim);
+        return error_set(err, "the GPU's DeltaNet kernels take heads of 16, 32 .. %d channels, and this model's have %d: use device cpu", DIM_MAX,
+                         sh->delta_dim);
     if (sh->conv_width < 2 || sh->conv_width > WIDTH_MAX)
-        return error_set(err,
-                         "the GPU's DeltaNet kernels take convolutions of 2 .. %d taps, and this model's have %d: run it on the CPU (backend cpu)",
-                         WIDTH_MAX, sh->conv_width);
+        return error_set(err, "the GPU's DeltaNet kernels take convolutions of 2 .. %d taps, and this model's have %d: use device cpu", WIDTH_MAX,
+                         sh->conv_width);
     return 0;
-}
-
-void hip_delta_close(struct hip *h)
-{
-    h->delta = NULL;
 }
 
 static bool check_layer(struct hip *h, int layer)
@@ -59,8 +51,8 @@ static bool check_weight(struct hip *h, const char *what, const struct weight *w
     const enum block_type type = w->desc.type;
     if (type == BLOCK_F32 || type == BLOCK_F16 || type == BLOCK_BF16)
         return true;
-    hip_device_fail(h->dev, "%s: weight %s is of type %s, but the GPU reads F32, F16 and BF16 here: run the model on the CPU (backend cpu)", what,
-                    w->name, block_info((uint32_t)type)->name);
+    hip_device_fail(h->dev, "%s: weight %s is of type %s, but the GPU reads F32, F16 and BF16 here: use device cpu", what, w->name,
+                    block_info((uint32_t)type)->name);
     return false;
 }
 
@@ -79,7 +71,7 @@ void hip_delta_conv(struct backend *b, int layer, struct buffer *u, struct buffe
         !check_weight(h, "delta_conv: conv", conv, sh->conv_width, (int64_t)d.channels) ||
         !check_weight(h, "delta_conv: dt_bias", dt_bias, sh->delta_v_heads, 1) || !check_weight(h, "delta_conv: a", a, sh->delta_v_heads, 1))
         return;
-    const struct hip_state_layout at = hip_state_layout(h, layer);
+    const struct slot_layer at = slot_layer(sh, layer);
     const struct delta_conv_params p = {.step = h->step,
                                         .u = u->dev,
                                         .beta_raw = beta_raw->dev,
@@ -90,7 +82,7 @@ void hip_delta_conv(struct backend *b, int layer, struct buffer *u, struct buffe
                                         .qkv = qkv->dev,
                                         .gates = gates->dev,
                                         .ring_at = at.conv,
-                                        .ring = at.ring,
+                                        .ring = slot_ring(sh),
                                         .width = sh->conv_width,
                                         .k_heads = sh->delta_k_heads,
                                         .v_heads = sh->delta_v_heads,
@@ -118,7 +110,7 @@ void hip_delta_rule(struct backend *b, int layer, struct buffer *qkv, struct buf
         !hip_has(h, "delta_rule: gates", gates, rows, 2 * d.hv) || !hip_has(h, "delta_rule: z", z, rows, v_row) ||
         !hip_has(h, "delta_rule: out", out, rows, v_row) || !check_weight(h, "delta_rule: norm", norm, sh->delta_dim, 1))
         return;
-    const struct hip_state_layout at = hip_state_layout(h, layer);
+    const struct slot_layer at = slot_layer(sh, layer);
     const struct delta_rule_params p = {.step = h->step,
                                         .qkv = qkv->dev,
                                         .gates = gates->dev,

@@ -39,7 +39,6 @@ struct weight {
 struct hip_mat;
 struct hip_moe;
 struct hip_attn;
-struct hip_delta;
 
 struct hip {
     struct backend base;    /* first: a struct backend * is a struct hip * */
@@ -57,7 +56,6 @@ struct hip {
     struct hip_mat *mat;
     struct hip_moe *moe;
     struct hip_attn *attn;
-    struct hip_delta *delta;
 };
 
 static inline struct hip *hip_of(struct backend *b)
@@ -74,15 +72,6 @@ bool hip_has(struct hip *h, const char *what, const struct buffer *buf, size_t r
 /* True when w is n_mats matrices [n_out][n_in] (0 = any). Otherwise the sticky error names `what`. */
 bool hip_fits(struct hip *h, const char *what, const struct weight *w, int64_t n_in, int64_t n_out, int64_t n_mats);
 
-/* Layout of a KV page and of a state slot: the same bytes as on the CPU (engine/cpu/store.c), so that images can be compared. Offsets in bytes. */
-size_t hip_page_offset(const struct hip *h, int layer, bool value, int kv_head); /* from a page's address: [GRID][kv row bytes] */
-size_t hip_kv_row_bytes(const struct hip *h);
-struct hip_state_layout {
-    size_t m, k, u, g, conv; /* from the slot's address to this layer's arrays, see struct delta_state of engine/cpu/store.h */
-    int ring;                /* rows of conv history */
-};
-struct hip_state_layout hip_state_layout(const struct hip *h, int layer);
-
 /* A backend on a device that stays the caller's. */
 struct backend *hip_open_on(struct hip_device *d, const struct backend_shape *shape, struct error *err);
 
@@ -93,8 +82,7 @@ int hip_moe_open(struct hip *h, struct error *err);
 void hip_moe_close(struct hip *h);
 int hip_attn_open(struct hip *h, struct error *err);
 void hip_attn_close(struct hip *h);
-int hip_delta_open(struct hip *h, struct error *err);
-void hip_delta_close(struct hip *h);
+int hip_delta_check(const struct backend_shape *sh, struct error *err); /* needs no scratch; refuses shapes that the kernels do not know */
 
 /* ---- hip_mat.c ---- */
 

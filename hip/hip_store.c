@@ -65,6 +65,19 @@ static int check_failed(struct hip *h, struct error *err)
     return hip_device_failed(h->dev) ? error_set(err, "%s", hip_device_error(h->dev)) : 0;
 }
 
+/* Device memory that begins as zeros. NULL with err when it cannot be had or not be cleared. */
+static void *zeroed(struct hip *h, size_t bytes, struct error *err)
+{
+    void *p = hip_device_alloc(h->dev, bytes, err);
+    if (!p)
+        return NULL;
+    hip_device_zero(h->dev, p, bytes);
+    if (!check_failed(h, err))
+        return p;
+    hip_device_free(h->dev, p);
+    return NULL;
+}
+
 /* ---- buffers ---- */
 
 struct buffer *hip_buffer_new(struct backend *b, size_t bytes, struct error *err)
@@ -75,13 +88,12 @@ struct buffer *hip_buffer_new(struct backend *b, size_t bytes, struct error *err
         error_set(err, "out of memory for a buffer");
         return NULL;
     }
-    buf->dev = hip_device_alloc(h->dev, bytes, err);
+    buf->dev = zeroed(h, bytes, err);
     if (!buf->dev) {
         error_prefix(err, "a buffer for activations");
         free(buf);
         return NULL;
     }
-    hip_device_zero(h->dev, buf->dev, bytes);
     buf->bytes = bytes;
     buf->next = h->store->buffers;
     h->store->buffers = buf;
@@ -258,10 +270,9 @@ static int reserve(struct hip *h, struct addresses *a, int n, size_t bytes, cons
     const size_t more = (size_t)(n - a->n), each = (bytes + SLOT_ALIGN - 1) / SLOT_ALIGN * SLOT_ALIGN;
     if (more > SIZE_MAX / 2 / (each ? each : 1))
         return error_set(err, "%d %s of %zu bytes are more than any GPU holds", n, what, bytes);
-    char *slab = hip_device_alloc(h->dev, more * each, err);
+    char *slab = zeroed(h, more * each, err);
     if (!slab)
         return error_prefix(err, "%d %s of %s", n, what, memory_text(bytes).text);
-    hip_device_zero(h->dev, slab, more * each);
     s->slabs[s->n_slabs++] = slab;
     for (size_t i = 0; i < more; i++)
         a->at[(size_t)a->n + i] = (uint64_t)(uintptr_t)(slab + i * each);
@@ -287,22 +298,6 @@ size_t hip_page_bytes(const struct backend *b)
 size_t hip_state_bytes(const struct backend *b)
 {
     return slot_state_bytes(&b->shape);
-}
-
-size_t hip_page_offset(const struct hip *h, int layer, bool value, int kv_head)
-{
-    return slot_page_offset(&h->base.shape, layer, value, kv_head);
-}
-
-size_t hip_kv_row_bytes(const struct hip *h)
-{
-    return slot_kv_row_bytes(&h->base.shape);
-}
-
-struct hip_state_layout hip_state_layout(const struct hip *h, int layer)
-{
-    const struct slot_layer at = slot_layer(&h->base.shape, layer);
-    return (struct hip_state_layout){.m = at.m, .k = at.k, .u = at.u, .g = at.g, .conv = at.conv, .ring = slot_ring(&h->base.shape)};
 }
 
 /* The address of slot or page i; NULL with the sticky error when there is no such one. */

@@ -5,7 +5,6 @@
 #include <math.h>
 
 #include "engine/slot_layout.h"
-#include "hip/bundle.h"
 #include "hip/hip_store.h"
 #include "tests/unit/backend_fixture.h"
 
@@ -21,10 +20,8 @@ static int setup_group(void **state)
 static struct backend *open_hip(const struct backend_shape *shape, struct error *err)
 {
     const struct hip_options options = {.library = library, .no_selftest = true};
-    if (!hip_bundle_list().text[0])
-        skip(); /* built without clang-19: no device opens */
-    unsetenv("FAULTY");
-    unsetenv("FAULTY_FREE");
+    hip_need_bundle();
+    hip_clear_settings();
     return backend_open_hip(shape, &options, err);
 }
 
@@ -273,8 +270,8 @@ static void pages_are_the_cpus_and_never_move(void **state)
         b->ops->page_copy(b, 0, 39);
         assert_int_equal(b->ops->sync(b, &err), -1);
         assert_contains(err.text, "KV page 39");
-        /* Each head's rows begin where hip_page_offset says, and all of them fill the page. */
-        assert_int_equal(hip_page_offset(hip_of(b), shape.n_kv_layers - 1, true, shape.n_kv_heads - 1) + GRID * hip_kv_row_bytes(hip_of(b)), bytes);
+        /* Each head's rows begin where slot_page_offset says, and all of them fill the page. */
+        assert_int_equal(slot_page_offset(&shape, shape.n_kv_layers - 1, true, shape.n_kv_heads - 1) + GRID * slot_kv_row_bytes(&shape), bytes);
         b->ops->close(b);
         cpu->ops->close(cpu);
         free(one);
@@ -338,7 +335,13 @@ static void a_reservation_that_fails_changes_nothing(void **state)
     assert_int_equal(b->ops->states_reserve(b, 2000, &err), -1);
     assert_contains(err.text, "DeltaNet states");
     unsetenv("FAULTY_FREE");
+    setenv("FAULTY", "hipMemsetAsync:1:1", 1); /* memory that cannot be cleared is none */
+    assert_int_equal(b->ops->pages_reserve(b, 5, &err), -1);
+    assert_contains(err.text, "KV pages");
+    unsetenv("FAULTY");
+    assert_int_equal(b->ops->sync(b, &err), -1);
     assert_int_equal(b->ops->page_save(b, 2, page, &err), -1);
+    assert_contains(err.text, "KV page 2");
     assert_ok(b->ops->page_save(b, 1, page, &err), err);
     assert_ok(b->ops->pages_reserve(b, 5, &err), err);
     assert_ok(b->ops->page_save(b, 4, page, &err), err);
