@@ -5,17 +5,9 @@
 
 #include "hip/kernels/gpu.h"
 #include "hip/kernels/params.h"
+#include "hip/kernels/wave.h"
 
 enum { ATTN_WAVES = 4 };
-
-DEV float attn_wave_sum(float x)
-{
-    x += shfl_xor_f<16>(x);
-    x += shfl_xor_f<8>(x);
-    x += shfl_xor_f<4>(x);
-    x += shfl_xor_f<2>(x);
-    return x + shfl_xor_f<1>(x);
-}
 
 DEV int attn_larger(int a, int b)
 {
@@ -85,7 +77,7 @@ KERNEL(128) attn_store(struct attn_store_params p)
         y[i] = c < p.head_dim ? x[c] : 0.0f;
         squares = gpu_fmaf(y[i], y[i], squares);
     }
-    const float scale = 1.0f / gpu_sqrtf(attn_wave_sum(squares) / (float)p.head_dim + p.eps);
+    const float scale = 1.0f / gpu_sqrtf(sum_of_wave(squares) / (float)p.head_dim + p.eps);
     for (int i = 0; 32 * i < p.head_dim; i++) {
         const int c = 32 * i + lane;
         if (c < p.head_dim) {

@@ -133,16 +133,6 @@ DEV float delta_value(const struct gpu_matrix *w, const uint8_t *row, int i)
     return w->type == DELTA_F16 ? h2f(u2h(bits)) : bf2f(bits);
 }
 
-DEV float delta_wave_sum(float x)
-{
-    x += shfl_xor_f<16>(x);
-    x += shfl_xor_f<8>(x);
-    x += shfl_xor_f<4>(x);
-    x += shfl_xor_f<2>(x);
-    x += shfl_xor_f<1>(x);
-    return x;
-}
-
 DEV float delta_silu(float x)
 {
     return x / (1.0f + gpu_expf(-x));
@@ -235,7 +225,7 @@ DEV void conv_head(const struct delta_conv_params &p, const struct gpu_span &spa
             }
         }
         if (head < 2 * p.k_heads) {
-            const float by = (head < p.k_heads ? p.q_scale : 1.0f) / gpu_fmaxf(gpu_sqrtf(delta_wave_sum(squares)), p.eps);
+            const float by = (head < p.k_heads ? p.q_scale : 1.0f) / gpu_fmaxf(gpu_sqrtf(sum_of_wave(squares)), p.eps);
             for (int part = 0; part < PARTS; part++)
                 for (int c = 0; c < 4; c++)
                     y[part][c] *= by;
@@ -735,7 +725,7 @@ DEV void cell_finish(const struct delta_rule_params &params, const struct delta_
         }
         for (int c = 0; c < 4; c++)
             sum = column.has ? gpu_fmaf(o[c], o[c], sum) : sum;
-        const float scale = 1.0f / gpu_sqrtf(delta_wave_sum(sum) / (float)cell.dim + p.eps);
+        const float scale = 1.0f / gpu_sqrtf(sum_of_wave(sum) / (float)cell.dim + p.eps);
         if (start > 0)
             delta_store(y, own, cell_gate(before, scale, load_f32x4(shared.norm + own), delta_load(z, own)));
         if (column.has)

@@ -9,6 +9,7 @@
 #include "hip/kernels/act.h"
 #include "hip/kernels/gpu.h"
 #include "hip/kernels/params.h"
+#include "hip/kernels/wave.h"
 
 enum {
     TOP_THREADS = 256,
@@ -49,24 +50,6 @@ DEV uint64_t largest_key(uint64_t key)
     key = larger_with<4>(key);
     key = larger_with<8>(key);
     return larger_with<16>(key);
-}
-
-DEV float sum_of_wave(float v)
-{
-    v += shfl_xor_f<16>(v);
-    v += shfl_xor_f<8>(v);
-    v += shfl_xor_f<4>(v);
-    v += shfl_xor_f<2>(v);
-    return v + shfl_xor_f<1>(v);
-}
-
-DEV float largest_of_wave(float v)
-{
-    v = gpu_fmaxf(v, shfl_xor_f<16>(v));
-    v = gpu_fmaxf(v, shfl_xor_f<8>(v));
-    v = gpu_fmaxf(v, shfl_xor_f<4>(v));
-    v = gpu_fmaxf(v, shfl_xor_f<2>(v));
-    return gpu_fmaxf(v, shfl_xor_f<1>(v));
 }
 
 #define TOP_NONE (-__builtin_inff())

@@ -566,44 +566,19 @@ template <int ROWS> DEV void matvec(const matvec_params &p)
         *y = item.add ? *y + sum[r] : sum[r];
 }
 
-KERNEL(128) matvec_1(struct matvec_params p)
-{
-    matvec<1>(p);
-}
-
-KERNEL(128) matvec_2(struct matvec_params p)
-{
-    matvec<2>(p);
-}
-
-KERNEL(128) matvec_3(struct matvec_params p)
-{
-    matvec<3>(p);
-}
-
-KERNEL(128) matvec_4(struct matvec_params p)
-{
-    matvec<4>(p);
-}
-
-KERNEL(128) matvec_5(struct matvec_params p)
-{
-    matvec<5>(p);
-}
-
-KERNEL(128) matvec_6(struct matvec_params p)
-{
-    matvec<6>(p);
-}
-
-KERNEL(128) matvec_7(struct matvec_params p)
-{
-    matvec<7>(p);
-}
-
-KERNEL(128) matvec_8(struct matvec_params p)
-{
-    matvec<8>(p);
-}
+#define MATVEC_KERNEL(rows)                                                                                                                          \
+    KERNEL(128) matvec_##rows(struct matvec_params p)                                                                                                \
+    {                                                                                                                                                \
+        matvec<rows>(p);                                                                                                                             \
+    }
+MATVEC_KERNEL(1)
+MATVEC_KERNEL(2)
+MATVEC_KERNEL(3)
+MATVEC_KERNEL(4)
+MATVEC_KERNEL(5)
+MATVEC_KERNEL(6)
+MATVEC_KERNEL(7)
+MATVEC_KERNEL(8)
+#undef MATVEC_KERNEL
 
 #endif
