@@ -532,11 +532,11 @@ int engine_cache_depth(const struct engine *e, const char *ns, const int32_t *pr
 {
     if (!e->cache)
         return 0;
-    const struct prefix_space *space = e->cache->spaces;
+    const struct prefix_space none = {0}, *space = e->cache->spaces;
     while (space && strcmp(space->name, ns) != 0)
         space = space->next;
     if (!space)
-        return 0;
+        space = &none; /* the shared cells are there for a new namespace too */
     const int n_shared = e->share_system ? prefix_system_end(&e->marks, prompt, n_prompt) / GRID : 0;
     const struct prefix_found f = prefix_find(e->cache, space, prompt, n_prompt, n_shared);
     return found_end(&f);

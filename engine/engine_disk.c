@@ -108,18 +108,21 @@ static int make_keys(struct sequence *s, int depth)
     return 0;
 }
 
-static void queue_page(struct engine *e, const struct sequence *s, int i)
+/* Whether the page is queued now. */
+static bool queue_page(struct engine *e, const struct sequence *s, int i)
 {
     uint8_t *data = malloc(e->info.page_bytes);
     if (!data)
-        return;
+        return false;
     if (e->backend->ops->page_save(e->backend, s->pages[i], data, NULL)) {
         e->backend->ops->sync(e->backend, NULL);
         free(data);
-        return;
+        return false;
     }
     const struct cache_key *parent = i ? &s->keys[i - 1] : &s->space->root;
-    e->counts.disk_queued += cache_disk_put_page(e->disk, s->space->name, &s->keys[i], parent, (i + 1) * GRID, s->ids + (size_t)i * GRID, data);
+    const bool queued = cache_disk_put_page(e->disk, s->space->name, &s->keys[i], parent, (i + 1) * GRID, s->ids + (size_t)i * GRID, data);
+    e->counts.disk_queued += queued;
+    return queued;
 }
 
 void engine_disk_queue(struct engine *e, struct sequence *s, int depth, const uint8_t *state)
@@ -130,10 +133,10 @@ void engine_disk_queue(struct engine *e, struct sequence *s, int depth, const ui
         return;
     }
     cache_disk_missing(e->disk, s->space->name, s->keys, depth, page_missing, &state_missing);
-    for (int i = 0; i < depth; i++)
-        if (page_missing[i])
-            queue_page(e, s, i);
-    uint8_t *copy = state && state_missing ? malloc(e->cache->o.state_bytes) : NULL;
+    bool whole = true; /* what comes behind a page that is missing is of no use */
+    for (int i = 0; i < depth && whole; i++)
+        whole = !page_missing[i] || queue_page(e, s, i);
+    uint8_t *copy = state && state_missing && whole ? malloc(e->cache->o.state_bytes) : NULL;
     if (copy) {
         memcpy(copy, state, e->cache->o.state_bytes);
         e->counts.disk_queued += cache_disk_put_state(e->disk, s->space->name, &s->keys[depth - 1], depth * GRID, copy);
@@ -149,7 +152,8 @@ void engine_disk_queue_tail(struct engine *e, struct sequence *s, const struct p
     const struct cache_key key = cache_key_next(&s->keys[depth - 1], tail->ids, tail->n);
     const bool there = cache_disk_use_tail(e->disk, s->space->name, &key); /* before its pages: a text is evicted from its end */
     engine_disk_queue(e, s, depth, NULL);
-    uint8_t *copy = there ? NULL : malloc(tail->bytes);
+    /* Where not all pages found room in the queue, the last did not: the tail is of no use without it. */
+    uint8_t *copy = !there && cache_disk_has(e->disk, s->space->name, &s->keys[depth - 1], false) ? malloc(tail->bytes) : NULL;
     if (!copy)
         return;
     memcpy(copy, tail->data, tail->bytes);

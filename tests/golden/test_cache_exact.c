@@ -305,6 +305,7 @@ static void only_the_system_prefix_is_shared_when_asked_for(void **state)
         struct cache_result r = run_exact(e, &o, 8, "first", NULL);
         expect(&r, 0, CACHE_MISS_EMPTY, -1);
         o.ns = "b";
+        assert_int_equal(engine_cache_depth(e, "b", ids.ids, n), share ? shared : 0);
         r = run_exact(e, &o, 8, "another namespace", NULL);
         if (share) {
             expect(&r, shared, CACHE_MISS_NONE, shared);
