@@ -752,6 +752,13 @@ static inline void fixture_feed(struct fixture_run *run, int seq, int end, int c
     }
 }
 
+/* Feeds every sequence to its end, one after the other. */
+static inline void fixture_feed_all(struct fixture_run *run, int chunk)
+{
+    for (int q = 0; q < run->data->n_seqs; q++)
+        fixture_feed(run, q, run->data->n_tokens[q], chunk);
+}
+
 /* Feeds every sequence to its end in steps that mix random numbers of rows of random sequences. */
 static inline void fixture_feed_mixed(struct fixture_run *run, struct fixture_rng *rng, int most_rows)
 {
@@ -801,6 +808,70 @@ static inline void fixture_assert_near(const char *what, const float *got, const
                          want[r * width + i], off, scale);
         }
     }
+}
+
+/* The same, of what another backend gave. */
+static inline void fixture_assert_near_floats(const char *what, const float *got, const float *want, size_t n_rows, size_t width, double tolerance)
+{
+    double *exact = calloc(n_rows * width + 1, sizeof *exact);
+    assert_non_null(exact);
+    for (size_t i = 0; i < n_rows * width; i++)
+        exact[i] = (double)want[i];
+    fixture_assert_near(what, got, exact, n_rows, width, tolerance);
+    free(exact);
+}
+
+/* ---- states and pages that runs leave behind ---- */
+
+/* All of a sequence's state as floats: M, k, u, g and conv of every layer. Returns their number. */
+static inline size_t fixture_state(const struct fixture_run *run, int seq, float **values)
+{
+    struct error err = {0};
+    const int pos = run->length[seq];
+    const size_t bytes = run->b->ops->state_packed_bytes(run->b, pos);
+    *values = malloc(bytes + 1);
+    assert_non_null(*values);
+    if (run->b->ops->state_save(run->b, run->state[seq], pos, *values, &err))
+        fail_msg("state_save: %s", err.text);
+    return bytes / sizeof(float);
+}
+
+static inline void fixture_assert_same_states(const struct fixture_run *a, const struct fixture_run *b)
+{
+    for (int q = 0; q < a->data->n_seqs; q++) {
+        float *x, *y;
+        const size_t n = fixture_state(a, q, &x);
+        assert_int_equal(fixture_state(b, q, &y), n);
+        assert_memory_equal(x, y, n * sizeof *x);
+        free(x);
+        free(y);
+    }
+}
+
+static inline void fixture_assert_states_near(const struct fixture_run *got, const struct fixture_run *want, double tolerance)
+{
+    const struct backend_shape *sh = &got->b->shape;
+    for (int q = 0; q < got->data->n_seqs; q++) {
+        float *a, *b;
+        size_t n = fixture_state(got, q, &a);
+        assert_int_equal(fixture_state(want, q, &b), n);
+        const int history = got->length[q] < sh->conv_width - 1 ? got->length[q] : sh->conv_width - 1;
+        if (got->data->op.kind == FO_DELTA_RULE) /* the history is delta_conv's, not written here */
+            n -= (size_t)(sh->n_delta_layers * history * fixture_channels(sh));
+        fixture_assert_near_floats("state", a, b, 1, n, tolerance);
+        free(a);
+        free(b);
+    }
+}
+
+/* How far a stored key may be from channel i of `row`, because it lay between two numbers of its type and was rounded the other way: the next f16 is 1/1024 of
+ * it away; in q8_0 the next number is 1/127 of the largest of its 32 away, and the scale may be the next f16 as well. */
+static inline double fixture_key_rounding(enum kv_type type, const float *row, size_t i)
+{
+    double unit = type == KV_F16 ? fabs((double)row[i]) / 1024 : 0;
+    for (size_t j = i / 32 * 32; type == KV_Q8_0 && j < i / 32 * 32 + 32; j++)
+        unit = fmax(unit, fabs((double)row[j]) / 127 * 1.07);
+    return unit;
 }
 
 #endif

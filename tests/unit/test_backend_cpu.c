@@ -8,7 +8,7 @@
 #include <stdio.h>
 
 #include "engine/cpu/cpu_impl.h"
-#include "tests/unit/backend_fixture.h"
+#include "tests/unit/backend_checks.h"
 
 /* What open_cpu opens; the fixture's callback has no room for it. */
 static struct {
@@ -27,28 +27,12 @@ static void choose_cpu(int threads, enum isa isa)
     choice.isa = isa;
 }
 
-static double *as_doubles(const float *x, size_t n)
+static struct fixture_run open_run(const struct fixture_model *model, const struct fixture_data *data)
 {
-    double *y = calloc(n + 1, sizeof *y);
-    assert_non_null(y);
-    for (size_t i = 0; i < n; i++)
-        y[i] = (double)x[i];
-    return y;
+    return fixture_run_open(open_cpu, model, data);
 }
 
 /* ---- against the plain backend ---- */
-
-/* All of a sequence's state as floats: M, k, u, g and conv of every layer. Returns their number. */
-static size_t state_floats(const struct fixture_run *run, int seq, float **values)
-{
-    struct error err = {0};
-    const int pos = run->length[seq];
-    const size_t bytes = run->b->ops->state_packed_bytes(run->b, pos);
-    *values = malloc(bytes + 1);
-    assert_non_null(*values);
-    assert_int_equal(run->b->ops->state_save(run->b, run->state[seq], pos, *values, &err), 0);
-    return bytes / sizeof(float);
-}
 
 /* One page as floats [layer][K, V][kv head][GRID][HD], the rows beyond `filled` tokens as 0. */
 static size_t page_floats(const struct fixture_run *run, int32_t page, int filled, float **values)
@@ -67,21 +51,16 @@ static size_t page_floats(const struct fixture_run *run, int32_t page, int fille
     return n_rows * dim;
 }
 
-/* Values are the numbers given, rounded: the same bits on both backends. A key lies between two numbers of its type and may be rounded either way:
- * the next f16 is 1/1024 of it away; in q8_0 the next number is 1/127 of the largest of its 32 away, and the scale may be the next f16 as well. */
+/* Values are the numbers given, rounded: the same bits on both backends. Keys may be rounded either way. */
 static void assert_same_page(const struct backend_shape *sh, const float *got, const float *want, size_t n)
 {
     const size_t dim = (size_t)sh->head_dim, head = GRID * dim;
     for (size_t i = 0; i < n; i++) {
-        double unit = 0;
         if (i / head / (size_t)sh->n_kv_heads % 2 == 1) {
             assert_true(got[i] == want[i]);
             continue;
         }
-        if (sh->kv_type == KV_F16)
-            unit = fabs((double)want[i]) / 1024;
-        for (size_t j = i / 32 * 32; sh->kv_type == KV_Q8_0 && j < i / 32 * 32 + 32; j++)
-            unit = fmax(unit, fabs((double)want[j]) / 127 * 1.07);
+        const double unit = fixture_key_rounding(sh->kv_type, want + i / dim * dim, i % dim);
         assert_true(fabs((double)got[i] - (double)want[i]) <= 1e-5 + unit);
     }
 }
@@ -91,24 +70,11 @@ static void assert_left_the_same(const struct fixture_run *got, const struct fix
 {
     const struct backend_shape *sh = &got->b->shape;
     const enum fixture_op_kind kind = got->data->op.kind;
-    float *a, *b;
-    if (kind != FO_ATTN && kind != FO_DELTA && kind != FO_DELTA_RULE)
-        return;
+    if (kind == FO_DELTA || kind == FO_DELTA_RULE)
+        fixture_assert_states_near(got, want, tolerance);
     for (int q = 0; q < got->data->n_seqs; q++) {
-        if (kind == FO_DELTA || kind == FO_DELTA_RULE) {
-            const size_t n = state_floats(got, q, &a);
-            assert_int_equal(state_floats(want, q, &b), n);
-            double *expected = as_doubles(b, n);
-            if (kind == FO_DELTA_RULE && got->length[q] > 0) /* the history is delta_conv's, not written here */
-                fixture_assert_near("state", a, expected, 1, n - (size_t)(sh->n_delta_layers * (sh->conv_width - 1) * fixture_channels(sh)),
-                                    tolerance);
-            else
-                fixture_assert_near("state", a, expected, 1, n, tolerance);
-            free(expected);
-            free(a);
-            free(b);
-        }
         for (int at = 0; at < got->length[q] && kind == FO_ATTN; at += GRID) {
+            float *a, *b;
             const size_t n = page_floats(got, got->pages[q][at / GRID], got->length[q] - at, &a);
             assert_int_equal(page_floats(want, want->pages[q][at / GRID], want->length[q] - at, &b), n);
             assert_same_page(sh, a, b, n);
@@ -133,8 +99,7 @@ static void compare_with_plain(const struct backend_shape *shape, enum block_typ
     for (int kind = 0; kind < FO_COUNT; kind++) {
         struct fixture_data data = fixture_data_new(&rng, shape, (enum fixture_op_kind)kind, n_seqs, n_tokens);
         struct fixture_run want = fixture_run_open(backend_open_plain, &model, &data), got = fixture_run_open(open_cpu, &model, &data);
-        for (int q = 0; q < n_seqs; q++)
-            fixture_feed(&want, q, n_tokens[q], 100);
+        fixture_feed_all(&want, 100);
         fixture_feed_mixed(&got, &rng, 80);
         for (int q = 0; q < n_seqs; q++) {
             for (int i = 0; i < data.op.n_out; i++) {
@@ -146,9 +111,7 @@ static void compare_with_plain(const struct backend_shape *shape, enum block_typ
                     continue;
                 }
                 /* A row of one value has no other to be measured by: the whole output is one row then. */
-                double *expected = as_doubles(want.out[q][i], n * width);
-                fixture_assert_near(what, got.out[q][i], expected, width > 1 ? n : 1, width > 1 ? width : n, tolerance[kind]);
-                free(expected);
+                fixture_assert_near_floats(what, got.out[q][i], want.out[q][i], width > 1 ? n : 1, width > 1 ? width : n, tolerance[kind]);
             }
         }
         assert_left_the_same(&got, &want, tolerance[FO_DELTA_RULE]);
@@ -228,18 +191,15 @@ static void attention_over_every_kv_type_agrees_with_the_plain_backend(void **st
             struct fixture_model model = fixture_model_new(&rng, &shape, BLOCK_F32, false);
             struct fixture_data data = fixture_data_new(&rng, &shape, FO_ATTN, 2, n_tokens);
             struct fixture_run want = fixture_run_open(backend_open_plain, &model, &data);
-            for (int q = 0; q < 2; q++)
-                fixture_feed(&want, q, n_tokens[q], 100);
+            fixture_feed_all(&want, 100);
             for (int isa = ISA_PLAIN; isa <= (int)isa_best(); isa++) {
                 choose_cpu(2, (enum isa)isa);
                 struct fixture_run got = fixture_run_open(open_cpu, &model, &data);
                 for (int q = 0; q < 2; q++)
                     fixture_feed(&got, q, n_tokens[q], q ? 1 : 130);
-                for (int q = 0; q < 2; q++) {
-                    double *expected = as_doubles(want.out[q][1], (size_t)n_tokens[q] * data.op.out[1]);
-                    fixture_assert_near("attention", got.out[q][1], expected, (size_t)n_tokens[q], data.op.out[1], kv_bounds(&shape)[FO_ATTN]);
-                    free(expected);
-                }
+                for (int q = 0; q < 2; q++)
+                    fixture_assert_near_floats("attention", got.out[q][1], want.out[q][1], (size_t)n_tokens[q], data.op.out[1],
+                                               kv_bounds(&shape)[FO_ATTN]);
                 assert_left_the_same(&got, &want, 0);
                 fixture_run_close(&got);
             }
@@ -264,16 +224,11 @@ static void every_operation_agrees_with_the_heads_of_the_35b(void **state)
 static void assert_left_the_same_bits(const struct fixture_run *a, const struct fixture_run *b)
 {
     const enum fixture_op_kind kind = a->data->op.kind;
-    float *x, *y;
+    if (kind == FO_DELTA)
+        fixture_assert_same_states(a, b);
     for (int q = 0; q < a->data->n_seqs; q++) {
-        if (kind == FO_DELTA) {
-            const size_t n = state_floats(a, q, &x);
-            assert_int_equal(state_floats(b, q, &y), n);
-            assert_memory_equal(x, y, n * sizeof *x);
-            free(x);
-            free(y);
-        }
         for (int at = 0; at < a->length[q] && kind == FO_ATTN; at += GRID) {
+            float *x, *y;
             const size_t n = page_floats(a, a->pages[q][at / GRID], a->length[q] - at, &x);
             assert_int_equal(page_floats(b, b->pages[q][at / GRID], b->length[q] - at, &y), n);
             assert_memory_equal(x, y, n * sizeof *x);
@@ -298,20 +253,12 @@ static void a_rows_bits_depend_on_no_cut_no_neighbour_no_thread_and_no_instructi
             struct fixture_data data = fixture_data_new(&rng, &shapes[i], (enum fixture_op_kind)kind, 3, n_tokens);
             choose_cpu(1, isa_best());
             struct fixture_run single = fixture_run_open(open_cpu, &model, &data);
-            for (int q = 0; q < 3; q++)
-                fixture_feed(&single, q, n_tokens[q], 1);
+            fixture_feed_all(&single, 1);
             for (int isa = ISA_PLAIN; isa <= (int)isa_best(); isa++) {
-                static const int chunks[] = {7, 64, 200};
+                static const int chunks[] = {7, 64, 200, 0};
                 for (int c = 0; c < 4; c++) {
                     choose_cpu(c % 2 + 1, (enum isa)isa);
-                    struct fixture_run cut = fixture_run_open(open_cpu, &model, &data);
-                    for (int q = 0; q < 3 && c < 3; q++)
-                        fixture_feed(&cut, q, n_tokens[q], chunks[c]);
-                    if (c == 3)
-                        fixture_feed_mixed(&cut, &rng, 80);
-                    fixture_assert_same_bits(&single, &cut);
-                    assert_left_the_same_bits(&single, &cut);
-                    fixture_run_close(&cut);
+                    check_cut(&single, open_run(&model, &data), chunks[c], &rng, assert_left_the_same_bits);
                 }
             }
             fixture_run_close(&single);
@@ -348,9 +295,7 @@ static void attention_split_over_a_long_context_gives_the_same_bits(void **state
         fixture_run_close(&cut);
     }
     fixture_feed(&plain, 0, LONG, 256);
-    double *want = as_doubles(plain.out[0][1], LONG * data.op.out[1]);
-    fixture_assert_near("long attention", whole.out[0][1], want, LONG, data.op.out[1], f16_kv_bounds[FO_ATTN]);
-    free(want);
+    fixture_assert_near_floats("long attention", whole.out[0][1], plain.out[0][1], LONG, data.op.out[1], f16_kv_bounds[FO_ATTN]);
     fixture_run_close(&plain);
     fixture_run_close(&whole);
     fixture_data_free(&data);
@@ -365,30 +310,9 @@ static void rows_taken_back_inside_a_grid_cell_leave_no_trace(void **state)
     struct backend_shape shape = fixture_shape_small();
     struct fixture_rng rng = {18};
     struct fixture_model model = fixture_model_new(&rng, &shape, BLOCK_F32, false);
-    const enum fixture_op_kind kinds[] = {FO_DELTA, FO_ATTN};
     choose_cpu(2, isa_best());
-    for (int k = 0; k < 2; k++) {
-        struct fixture_data data = fixture_data_new(&rng, &shape, kinds[k], 1, (const int[]){160});
-        struct fixture_data drafts = fixture_data_new(&rng, &shape, kinds[k], 1, (const int[]){160});
-        struct fixture_run straight = fixture_run_open(open_cpu, &model, &data), back = fixture_run_open(open_cpu, &model, &data);
-        fixture_feed(&straight, 0, 160, 160);
-        while (back.length[0] < 160) {
-            const int keep = back.length[0], room = GRID - 1 - keep % GRID; /* rows before the one that folds the cell */
-            const int draft = keep + ROLLBACK <= 160 ? (room < ROLLBACK ? room : ROLLBACK) : 0;
-            back.data = &drafts;
-            if (draft > 0)
-                fixture_feed(&back, 0, keep + draft, keep % 2 ? draft : 1);
-            back.length[0] = keep;
-            back.data = &data;
-            fixture_feed(&back, 0, keep + 1 + (keep % 5 == 0 && keep < 159), 2);
-        }
-        fixture_assert_same_bits(&straight, &back);
-        assert_left_the_same_bits(&straight, &back);
-        fixture_run_close(&straight);
-        fixture_run_close(&back);
-        fixture_data_free(&data);
-        fixture_data_free(&drafts);
-    }
+    check_rollback(open_run, &model, &rng, FO_DELTA, 160, assert_left_the_same_bits);
+    check_rollback(open_run, &model, &rng, FO_ATTN, 160, assert_left_the_same_bits);
     fixture_model_free(&model);
 }
 
@@ -398,58 +322,20 @@ static void a_state_saved_and_loaded_elsewhere_goes_on_with_the_same_bits(void *
     static const int stops[] = {2, 63, 64, 70, 130};
     struct backend_shape shape = fixture_shape_small();
     struct fixture_rng rng = {19};
-    struct error err = {0};
     struct fixture_model model = fixture_model_new(&rng, &shape, BLOCK_F32, false);
-    struct fixture_data data = fixture_data_new(&rng, &shape, FO_DELTA, 1, (const int[]){200});
     choose_cpu(2, isa_best());
-    struct fixture_run straight = fixture_run_open(open_cpu, &model, &data);
-    fixture_feed(&straight, 0, 200, 200);
-    for (size_t i = 0; i < sizeof stops / sizeof stops[0]; i++) {
-        struct fixture_run run = fixture_run_open(open_cpu, &model, &data);
-        const struct backend_ops *ops = run.b->ops;
-        void *image = malloc(ops->state_packed_bytes(run.b, stops[i]));
-        assert_non_null(image);
-        fixture_feed(&run, 0, stops[i], 5);
-        assert_int_equal(ops->state_save(run.b, run.state[0], stops[i], image, &err), 0);
-        fixture_feed(&run, 0, 200, 50); /* the slot goes on and is then overwritten */
-        assert_int_equal(ops->state_load(run.b, run.state[0], stops[i], image, &err), 0);
-        ops->state_copy(run.b, 0, run.state[0]);
-        run.state[0] = 0;
-        run.length[0] = stops[i];
-        fixture_feed(&run, 0, 200, 11);
-        fixture_assert_same_bits(&straight, &run);
-        free(image);
-        fixture_run_close(&run);
-    }
-    fixture_run_close(&straight);
-    fixture_data_free(&data);
+    check_state_moves(open_run, &model, &rng, 200, stops, sizeof stops / sizeof *stops);
     fixture_model_free(&model);
 }
 
-/* No decay, total decay (e^-1000 is 0: no exponent may be formed with the wrong sign), beta 0 and 1. */
 static void delta_rule_survives_extreme_gates(void **state)
 {
     (void)state;
     struct backend_shape shape = fixture_shape_small();
     struct fixture_rng rng = {10};
     struct fixture_model model = fixture_model_new(&rng, &shape, BLOCK_F32, false);
-    struct fixture_data data = fixture_data_new(&rng, &shape, FO_DELTA_RULE, 1, (const int[]){140});
-    for (int t = 0; t < 140; t++)
-        for (int h = 0; h < shape.delta_v_heads; h++) {
-            float *gates = data.in[0][1] + 2 * t * shape.delta_v_heads;
-            gates[h] = fixture_below(&rng, 3) == 0 ? 0.5F : (float)fixture_below(&rng, 2);
-            gates[shape.delta_v_heads + h] = t % 50 == 49 ? -1000 : 0;
-        }
     choose_cpu(2, isa_best());
-    struct fixture_run got = fixture_run_open(open_cpu, &model, &data), want = fixture_run_open(backend_open_plain, &model, &data);
-    fixture_feed(&got, 0, 140, 9);
-    fixture_feed(&want, 0, 140, 9);
-    double *expected = as_doubles(want.out[0][0], 140 * data.op.out[0]);
-    fixture_assert_near("delta_rule", got.out[0][0], expected, 140, data.op.out[0], 1e-4); /* without decay, rounding stays for the whole sequence */
-    free(expected);
-    fixture_run_close(&got);
-    fixture_run_close(&want);
-    fixture_data_free(&data);
+    check_extreme_gates(open_run, &model, &rng);
     fixture_model_free(&model);
 }
 

@@ -7,8 +7,13 @@
 #include <cmocka.h>
 #include <stdio.h>
 
-#include "tests/unit/backend_fixture.h"
+#include "tests/unit/backend_checks.h"
 #include "tests/unit/backend_reference.h"
+
+static struct fixture_run open_run(const struct fixture_model *model, const struct fixture_data *data)
+{
+    return fixture_run_open(backend_open_plain, model, data);
+}
 
 /* Compares everything a finished run gave with the reference. */
 static void check_run(const struct fixture_run *run, const struct fixture_model *model, double tolerance)
@@ -368,10 +373,16 @@ static void chosen_may_be_left_out_and_rows_of_the_head_may_be_picked(void **sta
 
 /* ---- rows are independent ---- */
 
+static void assert_same_states(const struct fixture_run *a, const struct fixture_run *b)
+{
+    if (a->data->op.kind == FO_DELTA)
+        fixture_assert_same_states(a, b);
+}
+
 static void cutting_a_sequence_anywhere_changes_no_bit(void **state)
 {
     (void)state;
-    const int n_tokens[] = {150, 97, 64};
+    static const int n_tokens[] = {150, 97, 64}, chunks[] = {256, 1, 7, 64};
     struct backend_shape shapes[] = {fixture_shape_small(), fixture_shape_wide(), fixture_shape_small()};
     shapes[2].kv_type = KV_Q8_0; /* f32 and f16 are the other two's */
     for (size_t i = 0; i < 3; i++) {
@@ -380,24 +391,7 @@ static void cutting_a_sequence_anywhere_changes_no_bit(void **state)
         for (int kind = 0; kind < FO_COUNT; kind++) {
             if (i == 2 && kind != FO_ATTN)
                 continue;
-            struct fixture_data data = fixture_data_new(&rng, &shapes[i], (enum fixture_op_kind)kind, 3, n_tokens);
-            struct fixture_run whole = fixture_run_open(backend_open_plain, &model, &data);
-            for (int q = 0; q < 3; q++)
-                fixture_feed(&whole, q, n_tokens[q], 256);
-            const int chunks[] = {1, 7, 64};
-            for (size_t c = 0; c < 3; c++) {
-                struct fixture_run cut = fixture_run_open(backend_open_plain, &model, &data);
-                for (int q = 0; q < 3; q++)
-                    fixture_feed(&cut, q, n_tokens[q], chunks[c]);
-                fixture_assert_same_bits(&whole, &cut);
-                fixture_run_close(&cut);
-            }
-            struct fixture_run mixed = fixture_run_open(backend_open_plain, &model, &data);
-            fixture_feed_mixed(&mixed, &rng, 80);
-            fixture_assert_same_bits(&whole, &mixed);
-            fixture_run_close(&mixed);
-            fixture_run_close(&whole);
-            fixture_data_free(&data);
+            check_cuts(open_run, &model, &rng, (enum fixture_op_kind)kind, 3, n_tokens, chunks, 4, assert_same_states);
         }
         fixture_model_free(&model);
     }
@@ -421,35 +415,8 @@ static void rows_taken_back_inside_a_grid_cell_leave_no_trace(void **state)
     struct backend_shape shape = fixture_shape_small();
     struct fixture_rng rng = {18};
     struct fixture_model model = fixture_model_new(&rng, &shape, BLOCK_F32, false);
-    const enum fixture_op_kind kinds[] = {FO_DELTA, FO_ATTN};
-    for (int k = 0; k < 2; k++) {
-        struct fixture_data data = fixture_data_new(&rng, &shape, kinds[k], 1, (const int[]){160});
-        struct fixture_data other = fixture_data_new(&rng, &shape, kinds[k], 1, (const int[]){160}); /* the drafts that are refused */
-        struct fixture_run straight = fixture_run_open(backend_open_plain, &model, &data);
-        struct fixture_run back = fixture_run_open(backend_open_plain, &model, &data);
-        fixture_feed(&straight, 0, 160, 160);
-        while (back.length[0] < 160) {
-            const int keep = back.length[0], room = GRID - 1 - keep % GRID; /* rows before the one that would fold the cell */
-            const int draft = keep + ROLLBACK <= 160 ? (room < ROLLBACK ? room : ROLLBACK) : 0;
-            back.data = &other;
-            if (draft > 0) /* in one step, or one by one */
-                fixture_feed(&back, 0, keep + draft, keep % 2 ? draft : 1);
-            back.length[0] = keep;
-            back.data = &data;
-            fixture_feed(&back, 0, keep + 1 + (keep % 5 == 0 && keep < 159), 2);
-        }
-        fixture_assert_same_bits(&straight, &back);
-        if (kinds[k] == FO_DELTA) {
-            void *a = save_state(&straight, straight.state[0], 160), *b = save_state(&back, back.state[0], 160);
-            assert_memory_equal(a, b, straight.b->ops->state_packed_bytes(straight.b, 160));
-            free(a);
-            free(b);
-        }
-        fixture_run_close(&straight);
-        fixture_run_close(&back);
-        fixture_data_free(&data);
-        fixture_data_free(&other);
-    }
+    check_rollback(open_run, &model, &rng, FO_DELTA, 160, assert_same_states);
+    check_rollback(open_run, &model, &rng, FO_ATTN, 160, assert_same_states);
     fixture_model_free(&model);
 }
 
@@ -519,21 +486,7 @@ static void a_reset_slot_forgets_the_sequence_before(void **state)
     struct backend_shape shape = fixture_shape_small();
     struct fixture_rng rng = {21};
     struct fixture_model model = fixture_model_new(&rng, &shape, BLOCK_F32, false);
-    struct fixture_data data = fixture_data_new(&rng, &shape, FO_DELTA, 1, (const int[]){100});
-    struct fixture_data other = fixture_data_new(&rng, &shape, FO_DELTA, 1, (const int[]){100});
-    struct fixture_run fresh = fixture_run_open(backend_open_plain, &model, &data), used = fixture_run_open(backend_open_plain, &model, &data);
-    fixture_feed(&fresh, 0, 100, 100);
-    used.data = &other;
-    fixture_feed(&used, 0, 100, 100);
-    used.b->ops->state_reset(used.b, used.state[0]);
-    used.data = &data;
-    used.length[0] = 0;
-    fixture_feed(&used, 0, 100, 3);
-    fixture_assert_same_bits(&fresh, &used);
-    fixture_run_close(&fresh);
-    fixture_run_close(&used);
-    fixture_data_free(&data);
-    fixture_data_free(&other);
+    check_reset_slot(open_run, &model, &rng, 100, 3);
     fixture_model_free(&model);
 }
 
