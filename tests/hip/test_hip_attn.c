@@ -2,25 +2,14 @@
  * bits depend on nothing but its own sequence: not on how its tokens were cut into steps, what shared them, or how many workgroups had a part of it.
  *
  * Runs the kernels on the CPU (the shim) and, where it is built, as machine code of three GPU generations (the emulator). */
-#include <stdarg.h>
-#include <stddef.h>
-#include <setjmp.h>
-#include <stdint.h>
-#include <cmocka.h>
-#include <stdio.h>
-#include <unistd.h>
+#include "tests/hip/faulty.h"
+#include "tests/hip/hip_groups.h"
+#include "tests/unit/backend_checks.h"
 
-#include "hip/hip_impl.h"
-#include "tests/hip/hip_test.h"
-#include "tests/unit/backend_fixture.h"
-
-static struct hip_device *dev; /* of the group that runs */
-static bool brief;             /* a shorter list, unless BEDSIDE_HIP_TESTS=all */
-static bool on_shim;           /* where matrix products are slow */
-
-static struct backend *open_hip(const struct backend_shape *shape, struct error *err)
+/* Matrix products are slow on the shim: less of a long context there. */
+static bool short_contexts(void)
 {
-    return hip_open_on(dev, shape, err);
+    return hip_group.on_shim && !hip_in_full();
 }
 
 static struct backend_shape with_heads(int n_heads, int n_kv_heads, int head_dim, int n_rot, bool gated, enum kv_type type)
@@ -36,15 +25,6 @@ static struct backend_shape with_heads(int n_heads, int n_kv_heads, int head_dim
     shape.kv_type = type;
     shape.max_rows = 2048;
     return shape;
-}
-
-static double *as_doubles(const float *x, size_t n)
-{
-    double *y = calloc(n + 1, sizeof *y);
-    assert_non_null(y);
-    for (size_t i = 0; i < n; i++)
-        y[i] = (double)x[i];
-    return y;
 }
 
 /* ---- pages ---- */
@@ -84,8 +64,7 @@ static struct fixture_run open_run(const struct fixture_model *model, const stru
     return run;
 }
 
-/* Rows of one page of the last layer, written ones only, are the same up to the rounding of keys: values are given numbers, rounded; a key may lie between
- * two numbers of its type and be rounded either way (see assert_same_page in tests/unit/test_backend_cpu.c). */
+/* Rows of one page of the last layer, written ones only, are the same up to the rounding of keys: values are given numbers, rounded. */
 static void assert_page_near(const struct backend_shape *sh, const uint8_t *got, const uint8_t *want, int filled)
 {
     const size_t row = kv_row_bytes(sh), head = GRID * row, dim = (size_t)sh->head_dim, half = (size_t)sh->n_kv_heads * head;
@@ -100,10 +79,7 @@ static void assert_page_near(const struct backend_shape *sh, const uint8_t *got,
             block_dequant(type, got + at, a, dim);
             block_dequant(type, want + at, b, dim);
             for (size_t i = 0; i < dim; i++) {
-                double unit = fabs((double)b[i]) / 1024;
-                for (size_t j = i / 32 * 32; sh->kv_type == KV_Q8_0 && j < i / 32 * 32 + 32; j++)
-                    unit = fmax(unit, fabs((double)b[j]) / 127 * 1.07);
-                if (!(fabs((double)a[i] - (double)b[i]) <= 1e-5 + unit))
+                if (!(fabs((double)a[i] - (double)b[i]) <= 1e-5 + fixture_key_rounding(sh->kv_type, b, i)))
                     fail_msg("key of head %d, token %d, channel %zu is %g, expected %g", h, t, i, (double)a[i], (double)b[i]);
             }
         }
@@ -151,9 +127,7 @@ static void assert_mix_near(const struct fixture_run *got, const struct fixture_
         ops->attn_mix(plain.b, plain.b->shape.n_kv_layers - 1, in, out);
         assert_ok(ops->sync(plain.b, &err), err);
         assert_ok(ops->read(plain.b, out, 0, plain.out[q][1], (size_t)n * op->out[1] * sizeof(float), &err), err);
-        double *expected = as_doubles(plain.out[q][1], (size_t)n * op->out[1]);
-        fixture_assert_near(what, got->out[q][1], expected, (size_t)n, op->out[1], tolerance);
-        free(expected);
+        fixture_assert_near_floats(what, got->out[q][1], plain.out[q][1], (size_t)n, op->out[1], tolerance);
     }
     fixture_run_close(&plain);
 }
@@ -167,15 +141,12 @@ static void compare_model(const struct fixture_model *model, struct fixture_rng 
     struct fixture_data data = fixture_data_new(rng, shape, FO_ATTN, n_seqs, n_tokens);
     struct fixture_run want = fixture_run_open(backend_open_plain, model, &data), got = open_run(model, &data);
     char what[96];
-    for (int q = 0; q < n_seqs; q++)
-        fixture_feed(&want, q, n_tokens[q], 1000);
+    fixture_feed_all(&want, 1000);
     fixture_feed_mixed(&got, rng, most_rows);
     snprintf(what, sizeof what, "%d/%d heads of %d, %d rotated, %s", shape->n_heads, shape->n_kv_heads, shape->head_dim, shape->n_rot,
              shape->kv_type == KV_F16 ? "f16" : "q8_0");
     for (int q = 0; q < n_seqs; q++) {
-        double *expected = as_doubles(want.out[q][0], (size_t)n_tokens[q] * data.op.out[0]);
-        fixture_assert_near(what, got.out[q][0], expected, (size_t)n_tokens[q], data.op.out[0], 1e-6);
-        free(expected);
+        fixture_assert_near_floats(what, got.out[q][0], want.out[q][0], (size_t)n_tokens[q], data.op.out[0], 1e-6);
         for (int p = 0; p * GRID < n_tokens[q]; p++) {
             uint8_t *a = page_image(&got, got.pages[q][p]), *b = page_image(&want, want.pages[q][p]);
             assert_page_near(shape, a, b, n_tokens[q] - p * GRID);
@@ -205,7 +176,7 @@ static void it_agrees_with_the_plain_backend(void **state)
         const struct backend_shape shapes[] = {with_heads(4, 2, 32, 16, true, type), with_heads(3, 3, k ? 32 : 16, 16, false, type),
                                                with_heads(16, 2, 256, 64, true, type), with_heads(4, 2, 128, 128, false, type)};
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-            compare(&shapes[i], 1 + i, brief ? 2 : 3, brief ? (const int[]){70, 7} : (const int[]){100, 41, 7}, 60);
+            compare(&shapes[i], 1 + i, hip_in_full() ? 3 : 2, hip_in_full() ? (const int[]){100, 41, 7} : (const int[]){70, 7}, 60);
     }
 }
 
@@ -218,7 +189,7 @@ static void it_agrees_at_every_head_and_group_size(void **state)
                                     {8, 1, 192, 192}, {16, 16, 16, 16}, {32, 2, 32, 0}, {24, 2, 256, 64}};
     struct fixture_rng rng = {5};
     const size_t n = sizeof shapes / sizeof *shapes;
-    for (size_t i = 0; i < n; i += brief ? 5 : 1)
+    for (size_t i = 0; i < n; i += hip_in_full() ? 1 : 5)
         for (int k = 0; k < 2; k++) {
             const int *s = shapes[i];
             const enum kv_type type = k && s[2] % 32 == 0 ? KV_Q8_0 : KV_F16;
@@ -233,7 +204,7 @@ static void it_agrees_over_several_parts_of_a_long_context(void **state)
     for (int k = 0; k < 2; k++) {
         const struct backend_shape shape = with_heads(4, 1, 32, 32, true, k ? KV_Q8_0 : KV_F16),
                                    large = with_heads(2, 1, 256, 64, false, shape.kv_type);
-        compare(&shape, 30, 2, on_shim && brief ? (const int[]){520, 30} : (const int[]){1100, 300}, 400);
+        compare(&shape, 30, 2, short_contexts() ? (const int[]){520, 30} : (const int[]){1100, 300}, 400);
         compare(&large, 31, 1, (const int[]){330}, 330);
     }
 }
@@ -262,29 +233,6 @@ static void numbers_of_any_size_agree(void **state)
 
 /* ---- rows are independent ---- */
 
-static void check_cuts(const struct backend_shape *shape, uint64_t seed, int n_seqs, const int *n_tokens, const int *chunks, int n_chunks)
-{
-    struct fixture_rng rng = {seed};
-    struct fixture_model model = fixture_model_new(&rng, shape, BLOCK_F32, false);
-    struct fixture_data data = fixture_data_new(&rng, shape, FO_ATTN, n_seqs, n_tokens);
-    struct fixture_run first = open_run(&model, &data);
-    for (int q = 0; q < n_seqs; q++)
-        fixture_feed(&first, q, n_tokens[q], chunks[0]);
-    for (int c = 1; c <= n_chunks; c++) {
-        struct fixture_run cut = open_run(&model, &data);
-        for (int q = 0; q < n_seqs && c < n_chunks; q++)
-            fixture_feed(&cut, q, n_tokens[q], chunks[c]);
-        if (c == n_chunks)
-            fixture_feed_mixed(&cut, &rng, 80);
-        fixture_assert_same_bits(&first, &cut);
-        assert_same_pages(&first, &cut);
-        fixture_run_close(&cut);
-    }
-    fixture_run_close(&first);
-    fixture_data_free(&data);
-    fixture_model_free(&model);
-}
-
 static void a_rows_bits_depend_on_no_cut_and_no_neighbour(void **state)
 {
     (void)state;
@@ -293,8 +241,12 @@ static void a_rows_bits_depend_on_no_cut_and_no_neighbour(void **state)
         const enum kv_type type = k ? KV_Q8_0 : KV_F16;
         const struct backend_shape shapes[] = {with_heads(4, 2, 32, 16, true, type), with_heads(16, 2, 256, 64, true, type),
                                                with_heads(3, 1, 128, 128, false, type)};
-        for (uint64_t i = 0; i < 3; i++)
-            check_cuts(&shapes[i], 16 + i, 3, (const int[]){20, 3, 68}, chunks, brief ? 3 : 5);
+        for (uint64_t i = 0; i < 3; i++) {
+            struct fixture_rng rng = {16 + i};
+            struct fixture_model model = fixture_model_new(&rng, &shapes[i], BLOCK_F32, false);
+            check_cuts(open_run, &model, &rng, FO_ATTN, 3, (const int[]){20, 3, 68}, chunks, hip_in_full() ? 5 : 3, assert_same_pages);
+            fixture_model_free(&model);
+        }
     }
 }
 
@@ -305,7 +257,7 @@ static void a_long_context_has_the_same_bits_however_its_parts_are_run(void **st
     (void)state;
     for (int k = 0; k < 2; k++) {
         const struct backend_shape shape = with_heads(8, k ? 2 : 1, k ? 128 : 256, 32, true, k ? KV_Q8_0 : KV_F16);
-        const int n_tokens[] = {on_shim && brief ? 280 : 530}; /* 70 or 133 workgroups of 32 queries: more than are cut into parts */
+        const int n_tokens[] = {short_contexts() ? 280 : 530}; /* 70 or 133 workgroups of 32 queries: more than are cut into parts */
         struct fixture_rng rng = {50};
         struct fixture_model model = fixture_model_new(&rng, &shape, BLOCK_F32, false);
         struct fixture_data data = fixture_data_new(&rng, &shape, FO_ATTN, 1, n_tokens);
@@ -357,9 +309,7 @@ static void angles_far_out_agree(void **state)
         assert_ok(ops->read(run.b, in[0], 0, out[k], sizeof out[k], &err), err);
         fixture_run_close(&run);
     }
-    double *expected = as_doubles(out[0], ROWS * 64);
-    fixture_assert_near("far out", out[1], expected, ROWS, 64, 1e-6);
-    free(expected);
+    fixture_assert_near_floats("far out", out[1], out[0], ROWS, 64, 1e-6);
     fixture_data_free(&data);
     fixture_model_free(&model);
 }
@@ -415,15 +365,7 @@ static void angles_that_were_not_sent_are_made_again(void **state)
 {
     (void)state;
     enum { FAR = 1500, SENT = 2 }; /* behind the piece that is made at open; copies: the angles, and where they are */
-    void (*forget_calls)(void);
-    long (*calls)(const char *name);
-    void *handle = dlopen(hip_test_library("faulty"), RTLD_NOW);
-    assert_non_null(handle);
-    for (int i = 0; i < 2; i++) {
-        void *symbol = dlsym(handle, i ? "faulty_calls" : "faulty_forget_calls");
-        assert_non_null(symbol);
-        memcpy(i ? (void *)&calls : (void *)&forget_calls, &symbol, sizeof symbol);
-    }
+    faulty_load();
     const struct backend_shape shape = with_heads(2, 1, 32, 32, false, KV_F16);
     struct fixture_rng rng = {80};
     struct fixture_model model = fixture_model_new(&rng, &shape, BLOCK_F32, false);
@@ -442,79 +384,18 @@ static void angles_that_were_not_sent_are_made_again(void **state)
         snprintf(fault, sizeof fault, "hipMemcpyAsync:%d:98", failing + 1);
         for (int turn = 0; turn < 3; turn++) {
             ops->begin(run.b, data.ids[0], 1, &span, 1);
-            forget_calls();
+            faulty_forget_calls();
             if (turn == 0)
                 setenv("FAULTY_ONCE", fault, 1);
             ops->attn_store(run.b, 0, x, x, x, run.w[FM_Q_NORM], run.w[FM_K_NORM]);
             assert_int_equal(ops->sync(run.b, &err), turn == 0 ? -1 : 0);
             unsetenv("FAULTY_ONCE");
-            assert_int_equal(calls("hipMemcpyAsync"), turn == 0 ? failing + 1 : turn == 1 ? SENT : 0);
+            assert_int_equal(faulty_calls("hipMemcpyAsync"), turn == 0 ? failing + 1 : turn == 1 ? SENT : 0);
         }
         fixture_run_close(&run);
     }
     fixture_data_free(&data);
     fixture_model_free(&model);
-    dlclose(handle);
-}
-
-/* ---- groups ---- */
-
-static int open_library(const char *kind)
-{
-    struct error err = {0};
-    const char *choice = getenv("BEDSIDE_HIP_TESTS");
-    brief = !choice || strcmp(choice, "all") != 0;
-    int status = hip_device_open(&dev, hip_test_library(kind), 0, &err);
-    if (status != 0)
-        fprintf(stderr, "%s: %s\n", kind, err.text);
-    return status;
-}
-
-static int open_shim(void **state)
-{
-    (void)state;
-    on_shim = true;
-    return open_library("shim");
-}
-
-/* A runtime that fails where it is told to, and runs no kernel. */
-static int open_faulty(void **state)
-{
-    (void)state;
-    return open_library("faulty");
-}
-
-static int open_emulator(const char *arch)
-{
-    on_shim = false;
-    setenv("EMU_ARCH", arch, 1);
-    return open_library("emu");
-}
-
-static int open_gfx1152(void **state)
-{
-    (void)state;
-    return open_emulator("gfx1152");
-}
-
-static int open_gfx1100(void **state)
-{
-    (void)state;
-    return open_emulator("gfx1100");
-}
-
-static int open_gfx1201(void **state)
-{
-    (void)state;
-    return open_emulator("gfx1201");
-}
-
-static int close_device(void **state)
-{
-    (void)state;
-    hip_device_close(dev);
-    dev = NULL;
-    return 0;
 }
 
 int main(void)
@@ -530,12 +411,6 @@ int main(void)
         cmocka_unit_test(what_the_kernels_cannot_do_is_refused_by_name),
     };
     const struct CMUnitTest failing[] = {cmocka_unit_test(angles_that_were_not_sent_are_made_again)};
-    int failed = cmocka_run_group_tests_name("hip_attn on the shim", tests, open_shim, close_device);
-    failed += cmocka_run_group_tests_name("hip_attn where calls fail", failing, open_faulty, close_device);
-    if (access(hip_test_library("emu"), R_OK) == 0) {
-        failed += cmocka_run_group_tests_name("hip_attn on gfx1152", tests, open_gfx1152, close_device);
-        failed += cmocka_run_group_tests_name("hip_attn on gfx1100", tests, open_gfx1100, close_device);
-        failed += cmocka_run_group_tests_name("hip_attn on gfx1201", tests, open_gfx1201, close_device);
-    }
-    return failed;
+    const int failed = HIP_RUN("hip_attn", tests, HIP_GPUS);
+    return failed + HIP_RUN_ON("faulty", "hip_attn where calls fail", failing);
 }

@@ -1,57 +1,24 @@
 /* hip/device.c and hip/runtime.c: what an error says, that nothing is left behind, and that no host buffer is touched too early. No GPU, no kernels:
  * faulty_runtime.c stands in. */
-#include "tests/hip/hip_test.h"
+#include "tests/hip/faulty.h"
 
-#include "hip/bundle.h"
 #include "hip/device.h"
 
 static const char *library;
-static long (*faulty_live)(void);
-static long (*faulty_calls)(const char *name);
-static void (*faulty_forget_calls)(void);
-
-static void find(void *handle, const char *name, void *place)
-{
-    void *symbol = dlsym(handle, name);
-    assert_non_null(symbol);
-    memcpy(place, &symbol, sizeof symbol);
-}
 
 static int setup_group(void **state)
 {
     (void)state;
     library = hip_test_library("faulty");
-    void *handle = dlopen(library, RTLD_NOW);
-    if (!handle)
-        fail_msg("%s", dlerror());
-    find(handle, "faulty_live", &faulty_live);
-    find(handle, "faulty_calls", &faulty_calls);
-    find(handle, "faulty_forget_calls", &faulty_forget_calls);
+    faulty_load();
     return 0;
-}
-
-static int setup(void **state)
-{
-    (void)state;
-    static const char *const settings[] = {"FAULTY",      "FAULTY_ONCE", "FAULTY_DEVICES",     "FAULTY_ARCH",
-                                           "FAULTY_WAVE", "FAULTY_FREE", "BEDSIDE_HIP_LIBRARY"};
-    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
-        unsetenv(settings[i]);
-    faulty_forget_calls();
-    return 0;
-}
-
-static void need_bundle(void)
-{
-    if (!hip_bundle_list().text[0])
-        skip(); /* built without clang-19: no device opens */
 }
 
 static struct hip_device *open_device(void)
 {
     struct hip_device *d = NULL;
     struct error err = {""};
-    need_bundle();
+    hip_need_bundle();
     assert_ok(hip_device_open(&d, library, 0, &err), err);
     return d;
 }
@@ -107,7 +74,7 @@ static void no_device_says_what_to_look_at(void **state)
 static void an_unknown_gpu_is_named_beside_those_that_are_known(void **state)
 {
     (void)state;
-    need_bundle();
+    hip_need_bundle();
     static const char *const faults[] = {"hipModuleLoadData:1:209", "hipModuleLoadData:1:200", "hipModuleLoadData:1:1"};
     setenv("FAULTY_ARCH", "gfx906:sramecc+:xnack-", 1);
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
@@ -155,7 +122,7 @@ static void the_device_describes_itself(void **state)
 static void the_bundle_lists_its_targets(void **state)
 {
     (void)state;
-    need_bundle();
+    hip_need_bundle();
     assert_true(hip_bundle_has("gfx1152") || !strstr(hip_bundle_list().text, "gfx1152"));
     assert_false(hip_bundle_has("gfx115"));
     assert_false(hip_bundle_has(""));
@@ -197,7 +164,7 @@ static int work(struct error *err)
 static void whichever_call_fails_the_error_says_so_and_nothing_is_left_behind(void **state)
 {
     (void)state;
-    need_bundle();
+    hip_need_bundle();
     static const struct {
         const char *function;
         bool quiet; /* its failure may go unseen */
@@ -392,19 +359,19 @@ static void staged_room_is_as_large_as_asked_and_never_larger_than_a_piece(void 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(a_missing_library_is_named_with_the_packages_that_have_it, setup),
-        cmocka_unit_test_setup(the_environment_names_the_library, setup),
-        cmocka_unit_test_setup(no_device_says_what_to_look_at, setup),
-        cmocka_unit_test_setup(an_unknown_gpu_is_named_beside_those_that_are_known, setup),
-        cmocka_unit_test_setup(a_gpu_with_waves_of_64_is_refused, setup),
-        cmocka_unit_test_setup(the_device_describes_itself, setup),
-        cmocka_unit_test_setup(the_bundle_lists_its_targets, setup),
-        cmocka_unit_test_setup(whichever_call_fails_the_error_says_so_and_nothing_is_left_behind, setup),
-        cmocka_unit_test_setup(a_bad_argument_is_told_at_the_next_sync_and_then_forgotten, setup),
-        cmocka_unit_test_setup(after_a_lost_device_every_call_fails_and_none_asks_it_again, setup),
-        cmocka_unit_test_setup(an_allocation_that_does_not_fit_says_what_there_is_and_what_to_do, setup),
-        cmocka_unit_test_setup(the_callers_buffer_may_be_reused_at_once, setup),
-        cmocka_unit_test_setup(staged_room_is_as_large_as_asked_and_never_larger_than_a_piece, setup),
+        cmocka_unit_test_setup(a_missing_library_is_named_with_the_packages_that_have_it, faulty_setup),
+        cmocka_unit_test_setup(the_environment_names_the_library, faulty_setup),
+        cmocka_unit_test_setup(no_device_says_what_to_look_at, faulty_setup),
+        cmocka_unit_test_setup(an_unknown_gpu_is_named_beside_those_that_are_known, faulty_setup),
+        cmocka_unit_test_setup(a_gpu_with_waves_of_64_is_refused, faulty_setup),
+        cmocka_unit_test_setup(the_device_describes_itself, faulty_setup),
+        cmocka_unit_test_setup(the_bundle_lists_its_targets, faulty_setup),
+        cmocka_unit_test_setup(whichever_call_fails_the_error_says_so_and_nothing_is_left_behind, faulty_setup),
+        cmocka_unit_test_setup(a_bad_argument_is_told_at_the_next_sync_and_then_forgotten, faulty_setup),
+        cmocka_unit_test_setup(after_a_lost_device_every_call_fails_and_none_asks_it_again, faulty_setup),
+        cmocka_unit_test_setup(an_allocation_that_does_not_fit_says_what_there_is_and_what_to_do, faulty_setup),
+        cmocka_unit_test_setup(the_callers_buffer_may_be_reused_at_once, faulty_setup),
+        cmocka_unit_test_setup(staged_room_is_as_large_as_asked_and_never_larger_than_a_piece, faulty_setup),
     };
     return cmocka_run_group_tests(tests, setup_group, NULL);
 }

@@ -2,10 +2,8 @@
 #include "tests/hip/hip_test.h"
 
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "engine/blocks.h"
-#include "hip/bundle.h"
 #include "hip/doctor.h"
 
 /* The shim's worker thread still stands on a fiber's stack when the program ends, and the leak detector dies of reading it (LSan, "Tracer caught signal 11"). */
@@ -38,10 +36,7 @@ static void put(const char *path, const char *content)
 static int setup(void **state)
 {
     (void)state;
-    static const char *const settings[] = {"FAULTY",      "FAULTY_ONCE", "FAULTY_FREE",        "FAULTY_DEVICES",
-                                           "FAULTY_ARCH", "SHIM_SKIP",   "BEDSIDE_HIP_LIBRARY"};
-    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
-        unsetenv(settings[i]);
+    hip_clear_settings();
     snprintf(root, sizeof root, "/tmp/bedside-doctor-XXXXXX");
     return mkdtemp(root) ? 0 : -1;
 }
@@ -74,12 +69,6 @@ static int doctor(const char *library, uint64_t types, uint64_t weight_bytes)
     const int rc = hip_doctor(out, &o);
     fclose(out);
     return rc;
-}
-
-static void need_bundle(void)
-{
-    if (!hip_bundle_list().text[0])
-        skip(); /* built without clang-19: no device opens */
 }
 
 static void a_machine_without_anything_is_told_what_is_missing(void **state)
@@ -146,7 +135,7 @@ static void no_device_and_an_unknown_one_are_told(void **state)
     setenv("FAULTY_DEVICES", "0", 1);
     assert_int_equal(doctor(library, 0, 0), 1);
     assert_contains(text, "none that the HIP runtime can use");
-    need_bundle();
+    hip_need_bundle();
     unsetenv("FAULTY_DEVICES");
     setenv("FAULTY_ARCH", "gfx906", 1);
     setenv("FAULTY", "hipModuleLoadData:1:209", 1);
@@ -158,7 +147,7 @@ static void no_device_and_an_unknown_one_are_told(void **state)
 static void a_gpu_that_computes_nothing_fails_the_self_test(void **state)
 {
     (void)state;
-    need_bundle();
+    hip_need_bundle();
     assert_int_equal(doctor(hip_test_library("faulty"), UINT64_C(1) << BLOCK_Q8_0, 0), 1); /* kernels of this one do nothing */
     assert_contains(text, "self-test    failed");
     assert_contains(text, "embed");
@@ -170,7 +159,7 @@ static void a_gpu_that_computes_nothing_fails_the_self_test(void **state)
 static void a_gpu_that_computes_as_the_cpu_does_can_be_used_unless_the_model_is_too_large(void **state)
 {
     (void)state;
-    need_bundle();
+    hip_need_bundle();
     const char *shim = hip_test_library("shim");
     a_good_system();
     assert_int_equal(doctor(shim, UINT64_C(1) << BLOCK_F16, 1000), 0);

@@ -1,26 +1,12 @@
 /* The engine and a GPU that cannot be used, has too little memory, computes wrong numbers, or is lost while it works: what is said, that the CPU takes
  * over where that was asked for, and that nothing is left behind. */
-#include "tests/hip/hip_test.h"
-
-#include <unistd.h>
+#include "tests/hip/faulty.h"
 
 #include "engine/engine.h"
-#include "hip/bundle.h"
-#include "hip/doctor.h"
 
 static const char model[] = "tests/data/tiny-qwen35moe-q8_0.gguf";
 static const char *faulty, *shim;
 static char faulty_path[4400], shim_path[4400];
-static long (*faulty_live)(void);
-static long (*faulty_calls)(const char *name);
-static void (*faulty_forget_calls)(void);
-
-static void find(void *handle, const char *name, void *place)
-{
-    void *symbol = dlsym(handle, name);
-    assert_non_null(symbol);
-    memcpy(place, &symbol, sizeof symbol);
-}
 
 static int setup_group(void **state)
 {
@@ -29,29 +15,8 @@ static int setup_group(void **state)
     snprintf(shim_path, sizeof shim_path, "%s", hip_test_library("shim"));
     faulty = faulty_path;
     shim = shim_path;
-    void *handle = dlopen(faulty, RTLD_NOW);
-    if (!handle)
-        fail_msg("%s", dlerror());
-    find(handle, "faulty_live", &faulty_live);
-    find(handle, "faulty_calls", &faulty_calls);
-    find(handle, "faulty_forget_calls", &faulty_forget_calls);
+    faulty_load();
     return 0;
-}
-
-static int setup(void **state)
-{
-    (void)state;
-    static const char *const settings[] = {"FAULTY", "FAULTY_ONCE", "FAULTY_FREE", "SHIM_SKIP", "SHIM_FAIL", "BEDSIDE_HIP_LIBRARY"};
-    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
-        unsetenv(settings[i]);
-    faulty_forget_calls();
-    return 0;
-}
-
-static void need_bundle(void)
-{
-    if (!hip_bundle_list().text[0])
-        skip(); /* built without clang-19: no device opens */
 }
 
 static struct engine_options options_for(enum device device, const char *library)
@@ -93,7 +58,7 @@ static void the_cpu_takes_over_only_where_auto_was_asked_for(void **state)
 static void the_gpu_is_taken_where_it_works(void **state)
 {
     (void)state;
-    need_bundle();
+    hip_need_bundle();
     for (int i = 0; i < 2; i++) {
         const struct engine_options o = options_for(i ? DEVICE_AUTO : DEVICE_HIP, faulty);
         struct engine *e = must_open(&o);
@@ -106,7 +71,7 @@ static void the_gpu_is_taken_where_it_works(void **state)
 static void f32_keys_and_values_stay_on_the_cpu(void **state)
 {
     (void)state;
-    need_bundle();
+    hip_need_bundle();
     struct engine_options o = options_for(DEVICE_AUTO, faulty);
     struct error err = {""};
     o.kv_type = KV_F32;
@@ -122,7 +87,7 @@ static void f32_keys_and_values_stay_on_the_cpu(void **state)
 static void too_little_memory_is_told_with_the_kernel_parameter(void **state)
 {
     (void)state;
-    need_bundle();
+    hip_need_bundle();
     struct engine_options o = options_for(DEVICE_HIP, faulty);
     struct error err = {""};
     struct engine *e = NULL;
@@ -141,7 +106,7 @@ static void too_little_memory_is_told_with_the_kernel_parameter(void **state)
 static void whichever_allocation_fails_the_cpu_takes_over_and_nothing_is_left_behind(void **state)
 {
     (void)state;
-    need_bundle();
+    hip_need_bundle();
     const struct engine_options hip = options_for(DEVICE_HIP, faulty), fallback = options_for(DEVICE_AUTO, faulty);
     struct engine *e = must_open(&hip);
     engine_close(e);
@@ -181,7 +146,7 @@ static int step(struct engine *e, struct sequence *s, int from, int n, struct er
 static void a_call_that_fails_costs_one_step_and_no_more(void **state)
 {
     (void)state;
-    need_bundle();
+    hip_need_bundle();
     static const char *const faults[] = {"hipModuleLaunchKernel:3:1", "hipModuleLaunchKernel:20:98", "hipMemcpyAsync:1:1"};
     const struct engine_options o = options_for(DEVICE_HIP, faulty);
     struct engine *e = must_open(&o);
@@ -208,7 +173,7 @@ static void a_call_that_fails_costs_one_step_and_no_more(void **state)
 static void after_a_failed_step_a_sequence_goes_on_only_where_its_state_is_whole(void **state)
 {
     (void)state;
-    need_bundle();
+    hip_need_bundle();
     static const struct {
         int before, n, after;
         bool lost;
@@ -240,7 +205,7 @@ static void after_a_failed_step_a_sequence_goes_on_only_where_its_state_is_whole
 static void what_a_failed_step_wrote_counts_against_taking_rows_back(void **state)
 {
     (void)state;
-    need_bundle();
+    hip_need_bundle();
     const struct engine_options o = options_for(DEVICE_HIP, faulty);
     struct engine *e = must_open(&o);
     struct error err = {""};
@@ -262,7 +227,7 @@ static void what_a_failed_step_wrote_counts_against_taking_rows_back(void **stat
 static void a_state_that_cannot_be_cleared_is_not_given_out(void **state)
 {
     (void)state;
-    need_bundle();
+    hip_need_bundle();
     const struct engine_options o = options_for(DEVICE_HIP, faulty);
     struct engine *e = must_open(&o);
     struct error err = {""};
@@ -286,7 +251,7 @@ static void a_state_that_cannot_be_cleared_is_not_given_out(void **state)
 static void after_the_device_is_lost_every_step_fails_and_the_engine_closes(void **state)
 {
     (void)state;
-    need_bundle();
+    hip_need_bundle();
     static const char *const faults[] = {"hipStreamSynchronize:1:719", "hipModuleLaunchKernel:2:700", "hipMemcpyAsync:1:719"};
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
         const struct engine_options o = options_for(DEVICE_HIP, faulty);
@@ -315,7 +280,7 @@ static void after_the_device_is_lost_every_step_fails_and_the_engine_closes(void
 static void a_kernel_that_does_nothing_is_found_by_the_self_test(void **state)
 {
     (void)state;
-    need_bundle();
+    hip_need_bundle();
     static const struct {
         const char *kernel, *operation;
     } cases[] = {{"embed", "embed"}, {"act", "project"}, {"attn_store", "attn_store"}, {"delta_conv", "delta_conv"}, {"moe_sum", "moe"}};
@@ -340,7 +305,7 @@ static void a_kernel_that_does_nothing_is_found_by_the_self_test(void **state)
 static void a_gpu_lost_in_the_first_real_step_is_not_served_with(void **state)
 {
     (void)state;
-    need_bundle();
+    hip_need_bundle();
     char path[] = "/tmp/bedside-large-XXXXXX", block[4096];
     const int fd = mkstemp(path);
     FILE *from = fopen(model, "rb"), *to = fd < 0 ? NULL : fdopen(fd, "wb");
@@ -374,7 +339,7 @@ static void a_gpu_lost_in_the_first_real_step_is_not_served_with(void **state)
 static void a_gpu_lost_in_the_self_test_is_refused(void **state)
 {
     (void)state;
-    need_bundle();
+    hip_need_bundle();
     struct engine_options o = options_for(DEVICE_HIP, shim);
     struct error err = {""};
     struct engine *e = NULL;
@@ -387,19 +352,19 @@ static void a_gpu_lost_in_the_self_test_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(the_cpu_takes_over_only_where_auto_was_asked_for, setup),
-        cmocka_unit_test_setup(the_gpu_is_taken_where_it_works, setup),
-        cmocka_unit_test_setup(f32_keys_and_values_stay_on_the_cpu, setup),
-        cmocka_unit_test_setup(too_little_memory_is_told_with_the_kernel_parameter, setup),
-        cmocka_unit_test_setup(whichever_allocation_fails_the_cpu_takes_over_and_nothing_is_left_behind, setup),
-        cmocka_unit_test_setup(a_call_that_fails_costs_one_step_and_no_more, setup),
-        cmocka_unit_test_setup(after_a_failed_step_a_sequence_goes_on_only_where_its_state_is_whole, setup),
-        cmocka_unit_test_setup(what_a_failed_step_wrote_counts_against_taking_rows_back, setup),
-        cmocka_unit_test_setup(a_state_that_cannot_be_cleared_is_not_given_out, setup),
-        cmocka_unit_test_setup(after_the_device_is_lost_every_step_fails_and_the_engine_closes, setup),
-        cmocka_unit_test_setup(a_kernel_that_does_nothing_is_found_by_the_self_test, setup),
-        cmocka_unit_test_setup(a_gpu_lost_in_the_first_real_step_is_not_served_with, setup),
-        cmocka_unit_test_setup(a_gpu_lost_in_the_self_test_is_refused, setup),
+        cmocka_unit_test_setup(the_cpu_takes_over_only_where_auto_was_asked_for, faulty_setup),
+        cmocka_unit_test_setup(the_gpu_is_taken_where_it_works, faulty_setup),
+        cmocka_unit_test_setup(f32_keys_and_values_stay_on_the_cpu, faulty_setup),
+        cmocka_unit_test_setup(too_little_memory_is_told_with_the_kernel_parameter, faulty_setup),
+        cmocka_unit_test_setup(whichever_allocation_fails_the_cpu_takes_over_and_nothing_is_left_behind, faulty_setup),
+        cmocka_unit_test_setup(a_call_that_fails_costs_one_step_and_no_more, faulty_setup),
+        cmocka_unit_test_setup(after_a_failed_step_a_sequence_goes_on_only_where_its_state_is_whole, faulty_setup),
+        cmocka_unit_test_setup(what_a_failed_step_wrote_counts_against_taking_rows_back, faulty_setup),
+        cmocka_unit_test_setup(a_state_that_cannot_be_cleared_is_not_given_out, faulty_setup),
+        cmocka_unit_test_setup(after_the_device_is_lost_every_step_fails_and_the_engine_closes, faulty_setup),
+        cmocka_unit_test_setup(a_kernel_that_does_nothing_is_found_by_the_self_test, faulty_setup),
+        cmocka_unit_test_setup(a_gpu_lost_in_the_first_real_step_is_not_served_with, faulty_setup),
+        cmocka_unit_test_setup(a_gpu_lost_in_the_self_test_is_refused, faulty_setup),
     };
     return cmocka_run_group_tests(tests, setup_group, NULL);
 }

@@ -4,81 +4,9 @@
  *
  * Runs the kernels on the CPU (the shim) and, where it is built, as machine code of three GPU generations (the emulator).
  * BEDSIDE_HIP_TESTS=all: with a whole vocabulary there as well. */
-#include "tests/hip/hip_test.h"
-
-#include <math.h>
-#include <unistd.h>
-
-#include "hip/hip_impl.h"
-#include "tests/unit/backend_fixture.h"
-
-/* The CPU's weights and buffers have the same names as the GPU's. */
-#define weight cpu_weight
-#define buffer cpu_buffer
-#include "engine/cpu/matmul_impl.h"
-#undef weight
-#undef buffer
-
-static const enum block_type types[] = {BLOCK_Q4_K, BLOCK_Q5_K, BLOCK_Q6_K, BLOCK_Q8_0, BLOCK_Q4_0, BLOCK_F32, BLOCK_F16, BLOCK_BF16};
-enum { N_TYPES = sizeof types / sizeof *types, MARGIN = 64 };
-
-static struct hip_device *dev; /* of the group that runs */
-static bool slow_device;       /* the emulator: fewer sizes */
-
-static bool all_sizes(void)
-{
-    const char *choice = getenv("BEDSIDE_HIP_TESTS");
-    return choice && strcmp(choice, "all") == 0;
-}
-
-static bool same_float(float a, float b)
-{
-    return bits_of_f32(a) == bits_of_f32(b) || (isnan(a) && isnan(b));
-}
+#include "tests/hip/hip_product.h"
 
 /* ---- one kernel at a time ---- */
-
-/* Rows of very different size; row 2 is zero, row 3 holds a NaN, row 4 infinities, row 5 is subnormal in places, row 6 has ties for the largest
- * magnitude with either sign first, row 7 ends with a block whose scale is beyond f16, row 8
- * is halfway between two numbers throughout. */
-static void random_rows(struct fixture_rng *rng, size_t n_rows, size_t n, float *x)
-{
-    for (size_t r = 0; r < n_rows; r++) {
-        const double size = ldexp(1, fixture_below(rng, 40) - 30);
-        for (size_t i = 0; i < n; i++)
-            x[r * n + i] = r == 2 ? (i % 3 ? 0.0F : -0.0F) : (float)(size * fixture_normal(rng));
-        float *row = x + r * n;
-        if (r == 3)
-            row[n / 2] = NAN;
-        if (r == 4)
-            row[n - 1] = INFINITY, row[0] = -INFINITY;
-        for (size_t i = 0; r == 5 && i < n; i++)
-            row[i] = (float)ldexp(fixture_normal(rng), -130 - (int)(i / 32 % 24));
-        for (size_t i = 0; r == 6 && i + 7 < n; i += 7)
-            row[i] = (float)(fixture_below(rng, 2) ? 9 * size : -9 * size);
-        for (size_t i = n > 32 ? n - 32 : 0; r == 7 && i < n; i++)
-            row[i] = (float)(1e30 * fixture_normal(rng));
-        for (size_t i = 0; r == 8 && i < n; i++)
-            row[i] = (float)ldexp(i % 32 == 9 ? 127 : fixture_below(rng, 254) - 126.5, 3);
-    }
-}
-
-static void *sent(const void *bytes, size_t n)
-{
-    struct error err = {""};
-    void *p = hip_device_alloc(dev, n, &err);
-    if (!p)
-        fail_msg("%s", err.text);
-    hip_device_write(dev, p, bytes, n);
-    return p;
-}
-
-static void fetch(void *to, const void *from, size_t n)
-{
-    struct error err = {""};
-    assert_ok(hip_device_sync(dev, &err), err);
-    assert_ok(hip_device_read(dev, to, from, n, &err), err);
-}
 
 static const enum act_kind cpu_kinds[] = {[HIP_ACT_F32] = ACT_F32, [HIP_ACT_Q8_32] = ACT_Q8_32, [HIP_ACT_Q8_256] = ACT_Q8_256};
 
@@ -95,14 +23,14 @@ static void check_quantise(enum hip_act kind, int n, int n_rows, uint64_t seed)
     void *d_x = sent(x, values * sizeof *x), *d_act = sent(want, bytes);
     for (size_t r = 0; r < (size_t)n_rows; r++)
         act_quantise(ISA_PLAIN, cpu_kinds[kind], x + r * (size_t)n, n, want + r * stride);
-    struct hip h = {.dev = dev};
+    struct hip h = {.dev = hip_group.dev};
     hip_quantise(&h, kind, d_x, n_rows, n, NULL, d_act, NULL);
     fetch(got, d_act, bytes);
     for (size_t i = 0; i < bytes; i++)
         if (got[i] != want[i])
             fail_msg("form %d of %d values: byte %zu of row %zu is %d, the CPU's %d", (int)kind, n, i % stride, i / stride, got[i], want[i]);
-    hip_device_free(dev, d_x);
-    hip_device_free(dev, d_act);
+    hip_device_free(hip_group.dev, d_x);
+    hip_device_free(hip_group.dev, d_act);
     free(x);
     free(want);
     free(got);
@@ -120,66 +48,12 @@ static void activations_have_the_cpus_bits_in_every_form(void **state)
         check_quantise(HIP_ACT_F32, any[i], 3, 30 + i);
 }
 
-/* y [n_rows][n_out] of the CPU. */
-static void product_on_cpu(const struct fixture_matrix *m, const uint8_t *act, size_t act_stride, int n_rows, float *y, bool add)
-{
-    struct cpu_weight cw = {.desc = m->desc, .row_bytes = block_bytes(m->desc.type, (size_t)m->desc.n_in)};
-    const void *x[16];
-    float *out[16];
-    void *scratch = aligned_alloc(64, lines(matmul_scratch_bytes(&cw)));
-    assert_non_null(scratch);
-    assert_in_range(n_rows, 1, 16);
-    for (int r = 0; r < n_rows; r++) {
-        x[r] = act + (size_t)r * act_stride;
-        out[r] = y + r * m->desc.n_out;
-    }
-    matmul(ISA_PLAIN, &cw, 0, 0, m->desc.n_out, x, out, n_rows, add, scratch);
-    free(scratch);
-}
-
 static void check_product(enum block_type type, int n_in, int n_out, int n_rows, bool add, uint64_t seed)
 {
     struct fixture_rng rng = {seed};
     struct fixture_matrix m = fixture_matrix_new(&rng, "w", type, n_in, n_out, 1, 1.0);
-    const size_t file_row = block_bytes(type, (size_t)n_in), dev_row = hip_layout_row_stride(type, (size_t)n_in), outs = (size_t)n_out;
-    const size_t stride = hip_act_row_bytes(hip_act_of(type), n_in), n_y = (size_t)n_rows * outs + 2 * MARGIN;
-    uint8_t *rows = calloc(outs, dev_row), *act = aligned_alloc(64, stride * (size_t)n_rows);
-    float *x = malloc((size_t)n_rows * (size_t)n_in * sizeof *x), *want = malloc(n_y * sizeof *want), *got = malloc(n_y * sizeof *got);
-    assert_true(rows && act && x && want && got);
-    random_rows(&rng, (size_t)n_rows, (size_t)n_in, x);
-    for (size_t o = 0; o < outs; o++)
-        hip_layout_row(type, m.bytes + o * file_row, (size_t)n_in, rows + o * dev_row);
-    memset(act, 0xff, stride * (size_t)n_rows); /* NaN: what lies between the rows must not be used */
-    for (size_t r = 0; r < (size_t)n_rows; r++)
-        act_quantise(ISA_PLAIN, act_kind_of(type), x + r * (size_t)n_in, n_in, act + r * stride);
-    for (size_t i = 0; i < n_y; i++)
-        want[i] = got[i] = (float)fixture_normal(&rng);
-
-    /* Nothing lies behind the last weight row or the last activation: the stand-ins report a read beyond an allocation. */
-    void *d_w = sent(rows, dev_row * outs), *d_x = sent(act, stride * (size_t)n_rows);
-    float *d_y = sent(got, n_y * sizeof *got);
-    struct hip h = {.dev = dev};
-    const struct weight w = {
-        .gpu = {.data = d_w, .row_stride = dev_row, .mat_stride = dev_row * outs, .type = (int32_t)type, .n_in = n_in, .n_out = n_out, .n_mats = 1},
-        .name = "w"};
-    hip_product(&h, &w, d_x, n_rows, d_y + MARGIN, add);
-    fetch(got, d_y, n_y * sizeof *got);
-    product_on_cpu(&m, act, stride, n_rows, want + MARGIN, add);
-    for (size_t i = 0; i < n_y; i++) {
-        const ptrdiff_t at = (ptrdiff_t)i - MARGIN;
-        if (!same_float(got[i], want[i]))
-            fail_msg("%s [%d][%d], %d rows, add %d: row %td output %td is %.9g, the CPU's %.9g", block_info(type)->name, n_out, n_in, n_rows, add,
-                     at / n_out, at % n_out, (double)got[i], (double)want[i]);
-    }
-    hip_device_free(dev, d_w);
-    hip_device_free(dev, d_x);
-    hip_device_free(dev, d_y);
+    check_against_cpu(hip_product, type, m.bytes, n_in, n_out, n_rows, add, &rng);
     fixture_matrix_free(&m);
-    free(rows);
-    free(act);
-    free(x);
-    free(want);
-    free(got);
 }
 
 /* Every number of rows of mat-vec and the first of the tiles, every number of weight rows in a wave's four and a workgroup's sixteen. */
@@ -209,16 +83,6 @@ static void rows_of_any_length_have_the_cpus_bits(void **state)
 }
 
 /* ---- whole operations, against the CPU backend ---- */
-
-static struct backend *open_hip(const struct backend_shape *shape, struct error *err)
-{
-    return hip_open_on(dev, shape, err);
-}
-
-static struct backend *open_cpu(const struct backend_shape *shape, struct error *err)
-{
-    return backend_open_cpu(shape, 1, err);
-}
 
 static struct backend_shape mat_shape(enum block_type type)
 {
@@ -261,6 +125,20 @@ static void operations_have_the_cpus_bits_however_rows_are_cut(void **state)
     }
 }
 
+/* n tokens have the CPU's bits in two steps, cut at `at`. */
+static void check_two_steps(const struct fixture_model *model, struct fixture_rng *rng, enum fixture_op_kind kind, int n, int at)
+{
+    struct fixture_data data = fixture_data_new(rng, &model->shape, kind, 1, &n);
+    struct fixture_run want = fixture_run_open(open_cpu, model, &data), got = fixture_run_open(open_hip, model, &data);
+    fixture_feed(&want, 0, n, n);
+    fixture_feed(&got, 0, at, at);
+    fixture_feed(&got, 0, n, n - at);
+    fixture_assert_same_bits(&want, &got);
+    fixture_run_close(&want);
+    fixture_run_close(&got);
+    fixture_data_free(&data);
+}
+
 /* Matrices of four types, in three forms of activations, in one `project`. */
 static void matrices_of_different_types_go_together(void **state)
 {
@@ -274,16 +152,7 @@ static void matrices_of_different_types_go_together(void **state)
         fixture_matrix_free(&model.m[FM_PROJ_0 + i]);
         model.m[FM_PROJ_0 + i] = fixture_matrix_new(&rng, "proj", mixed[i], sh.n_embd, n_out, 1, 0.06);
     }
-    const int tokens[1] = {14};
-    struct fixture_data data = fixture_data_new(&rng, &sh, FO_PROJECT, 1, tokens);
-    struct fixture_run want = fixture_run_open(open_cpu, &model, &data), got = fixture_run_open(open_hip, &model, &data);
-    fixture_feed(&want, 0, 14, 14);
-    fixture_feed(&got, 0, 5, 5);
-    fixture_feed(&got, 0, 14, 9);
-    fixture_assert_same_bits(&want, &got);
-    fixture_run_close(&want);
-    fixture_run_close(&got);
-    fixture_data_free(&data);
+    check_two_steps(&model, &rng, FO_PROJECT, 14, 5);
     fixture_model_free(&model);
 }
 
@@ -297,16 +166,7 @@ static void a_wide_norm_has_the_cpus_bits(void **state)
     sh.n_experts = sh.n_experts_used = sh.expert_ff = sh.shared_ff = 0;
     struct fixture_rng rng = {5};
     struct fixture_model model = fixture_model_new(&rng, &sh, BLOCK_Q8_0, false);
-    const int tokens[1] = {3};
-    struct fixture_data data = fixture_data_new(&rng, &sh, FO_HEAD, 1, tokens);
-    struct fixture_run want = fixture_run_open(open_cpu, &model, &data), got = fixture_run_open(open_hip, &model, &data);
-    fixture_feed(&want, 0, 3, 3);
-    fixture_feed(&got, 0, 1, 1);
-    fixture_feed(&got, 0, 3, 2);
-    fixture_assert_same_bits(&want, &got);
-    fixture_run_close(&want);
-    fixture_run_close(&got);
-    fixture_data_free(&data);
+    check_two_steps(&model, &rng, FO_HEAD, 3, 1);
     fixture_model_free(&model);
 }
 
@@ -453,59 +313,8 @@ static void the_best_of_a_row_are_those_of_a_scan(void **state)
     check_top(1024, 6, 20, false, 4);
     check_top(8193, 6, 3, true, 5);
     check_top(1033, 19, 2, false, 6); /* more rows than have room at once */
-    if (!slow_device || all_sizes())
+    if (hip_group.on_shim || hip_in_full())
         check_top(270001, 3, 10, true, 7); /* more lists than the merging workgroup has threads */
-}
-
-/* ---- devices ---- */
-
-static int open_library(const char *kind)
-{
-    struct error err = {""};
-    const int status = hip_device_open(&dev, hip_test_library(kind), 0, &err);
-    if (status)
-        fprintf(stderr, "%s: %s\n", kind, err.text);
-    return status;
-}
-
-static int open_shim(void **state)
-{
-    (void)state;
-    slow_device = false;
-    return open_library("shim");
-}
-
-static int open_emulator(const char *arch)
-{
-    slow_device = true;
-    setenv("EMU_ARCH", arch, 1);
-    return open_library("emu");
-}
-
-static int open_gfx1152(void **state)
-{
-    (void)state;
-    return open_emulator("gfx1152");
-}
-
-static int open_gfx1100(void **state)
-{
-    (void)state;
-    return open_emulator("gfx1100");
-}
-
-static int open_gfx1201(void **state)
-{
-    (void)state;
-    return open_emulator("gfx1201");
-}
-
-static int close_device(void **state)
-{
-    (void)state;
-    hip_device_close(dev);
-    dev = NULL;
-    return 0;
 }
 
 int main(void)
@@ -520,11 +329,5 @@ int main(void)
         cmocka_unit_test(wrong_arguments_are_named),
         cmocka_unit_test(the_best_of_a_row_are_those_of_a_scan),
     };
-    int failed = cmocka_run_group_tests_name("hip_mat on the shim", tests, open_shim, close_device);
-    if (access(hip_test_library("emu"), R_OK) == 0) {
-        failed += cmocka_run_group_tests_name("hip_mat on gfx1152", tests, open_gfx1152, close_device);
-        failed += cmocka_run_group_tests_name("hip_mat on gfx1100", tests, open_gfx1100, close_device);
-        failed += cmocka_run_group_tests_name("hip_mat on gfx1201", tests, open_gfx1201, close_device);
-    }
-    return failed;
+    return HIP_RUN("hip_mat", tests, HIP_GPUS);
 }

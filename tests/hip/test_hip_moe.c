@@ -3,30 +3,8 @@
  * type, fused and separate gate and up, with and without a shared expert, any sizes.
  *
  * Runs the kernels on the CPU (the shim) and, where it is built, as machine code (the emulator): of gfx1152, and with BEDSIDE_HIP_TESTS=all of gfx1100 and gfx1201. */
-#include "tests/hip/hip_test.h"
-
-#include <unistd.h>
-
-#include "hip/hip_impl.h"
+#include "tests/hip/hip_groups.h"
 #include "tests/unit/backend_fixture.h"
-
-static struct hip_device *dev; /* of the group that runs */
-
-static struct backend *open_hip(const struct backend_shape *shape, struct error *err)
-{
-    return hip_open_on(dev, shape, err);
-}
-
-static struct backend *open_cpu(const struct backend_shape *shape, struct error *err)
-{
-    return backend_open_cpu(shape, 1, err);
-}
-
-static bool in_full(void)
-{
-    const char *tests = getenv("BEDSIDE_HIP_TESTS");
-    return tests && strcmp(tests, "all") == 0;
-}
 
 static struct backend_shape moe_shape(int n_embd, int experts, int used, int ff, int shared_ff)
 {
@@ -46,15 +24,10 @@ static void assert_like(const struct fixture_run *got, const struct fixture_run 
 {
     const struct fixture_op *op = &got->data->op;
     for (int q = 0; q < got->data->n_seqs; q++) {
-        const size_t rows = (size_t)got->length[q], n = rows * op->out[0];
+        const size_t rows = (size_t)got->length[q];
         if (memcmp(got->out[q][1], want->out[q][1], rows * op->out[1] * sizeof(float)) != 0)
             fail_msg("sequence %d: other experts", q);
-        double *exact = malloc(n * sizeof *exact);
-        assert_non_null(exact);
-        for (size_t i = 0; i < n; i++)
-            exact[i] = (double)want->out[q][0][i];
-        fixture_assert_near("moe", got->out[q][0], exact, rows, op->out[0], tolerance);
-        free(exact);
+        fixture_assert_near_floats("moe", got->out[q][0], want->out[q][0], rows, op->out[0], tolerance);
     }
 }
 
@@ -93,7 +66,7 @@ static void every_type_in_decode_and_prefill(void **state)
         struct fixture_rng rng = {300 + (uint64_t)t};
         const struct backend_shape sh = is_wide(types[t]) ? moe_shape(256, 6, 2, 256, t % 2 ? 256 : 512) : moe_shape(96, 11, 3, 64, t % 2 ? 64 : 32);
         struct fixture_model model = fixture_model_new(&rng, &sh, types[t], t % 2);
-        check_model(&model, &rng, 33, chunks, in_full() ? 3 : 2);
+        check_model(&model, &rng, 33, chunks, hip_in_full() ? 3 : 2);
         fixture_model_free(&model);
     }
 }
@@ -231,63 +204,13 @@ static void rows_do_not_depend_on_their_neighbours(void **state)
     const int n[3] = {21, 13, 17};
     struct fixture_data data = fixture_data_new(&rng, &sh, FO_MOE, 3, n);
     struct fixture_run alone = fixture_run_open(open_hip, &model, &data), mixed = fixture_run_open(open_hip, &model, &data);
-    for (int q = 0; q < 3; q++)
-        fixture_feed(&alone, q, n[q], n[q]);
+    fixture_feed_all(&alone, 100);
     fixture_feed_mixed(&mixed, &rng, 6);
     fixture_assert_same_bits(&mixed, &alone);
     fixture_run_close(&mixed);
     fixture_run_close(&alone);
     fixture_data_free(&data);
     fixture_model_free(&model);
-}
-
-/* ---- */
-
-static int open_library(const char *kind)
-{
-    struct error err = {0};
-    const int status = hip_device_open(&dev, hip_test_library(kind), 0, &err);
-    if (status != 0)
-        fprintf(stderr, "%s: %s\n", kind, err.text);
-    return status;
-}
-
-static int open_shim(void **state)
-{
-    (void)state;
-    return open_library("shim");
-}
-
-static int open_emulator(const char *arch)
-{
-    setenv("EMU_ARCH", arch, 1);
-    return open_library("emu");
-}
-
-static int open_gfx1152(void **state)
-{
-    (void)state;
-    return open_emulator("gfx1152");
-}
-
-static int open_gfx1100(void **state)
-{
-    (void)state;
-    return open_emulator("gfx1100");
-}
-
-static int open_gfx1201(void **state)
-{
-    (void)state;
-    return open_emulator("gfx1201");
-}
-
-static int close_device(void **state)
-{
-    (void)state;
-    hip_device_close(dev);
-    dev = NULL;
-    return 0;
 }
 
 int main(void)
@@ -301,12 +224,5 @@ int main(void)
         cmocka_unit_test(a_spoilt_row_stays_alone),
         cmocka_unit_test(rows_do_not_depend_on_their_neighbours),
     };
-    int failed = cmocka_run_group_tests_name("hip_moe on the shim", tests, open_shim, close_device);
-    if (access(hip_test_library("emu"), R_OK) == 0)
-        failed += cmocka_run_group_tests_name("hip_moe on gfx1152", tests, open_gfx1152, close_device);
-    if (access(hip_test_library("emu"), R_OK) == 0 && in_full()) {
-        failed += cmocka_run_group_tests_name("hip_moe on gfx1100", tests, open_gfx1100, close_device);
-        failed += cmocka_run_group_tests_name("hip_moe on gfx1201", tests, open_gfx1201, close_device);
-    }
-    return failed;
+    return HIP_RUN("hip_moe", tests, hip_in_full() ? HIP_GPUS : 1);
 }
