@@ -3,100 +3,27 @@
  *
  *   bench_ops [threads] [seconds per measurement]
  *
- * With one thread the time is the thread's CPU time, which other programs on the machine disturb little. GB/s counts the weights, states and pages that an operation has to read at least once, GFLOP/s two operations per multiply-add. A measurement is
- * the median of its repetitions. The last lines add the layers up to one token and one prompt chunk. */
-#include <math.h>
+ * With one thread the time is the thread's CPU time, which other programs on the machine disturb little. GB/s counts the weights, states and pages that an
+ * operation has to read at least once, GFLOP/s two operations per multiply-add. A measurement is the median of its repetitions. The last lines add the layers
+ * up to one token and one prompt chunk. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/alloc.h"
 #include "base/clock.h"
 #include "engine/cpu/cpu_impl.h"
 #include "tests/bench/arguments.h"
+#include "tests/bench/shape_35b.h"
 
-enum { D = 2048, V = 248320, FF = 512, EXPERTS = 256, USED = 8, NH = 16, NKV = 2, HD = 256, HK = 16, HV = 32, S = 128, ROWS = 512, CONTEXT = 6000 };
-enum { CH = 2 * HK * S + HV * S, Q_ROW = NH * HD * 2, V_ROW = HV * S, DELTA_LAYERS = 30, ATTN_LAYERS = 10, MAX_REPS = 2000 };
-
-static const struct backend_shape shape = {.n_embd = D,
-                                           .n_vocab = V,
-                                           .norm_eps = 1e-6F,
-                                           .n_heads = NH,
-                                           .n_kv_heads = NKV,
-                                           .head_dim = HD,
-                                           .n_rot = 64,
-                                           .rope_theta = 1e7F,
-                                           .attn_scale = 0.0625F,
-                                           .attn_gated = true,
-                                           .n_kv_layers = 1,
-                                           .n_delta_layers = 1,
-                                           .delta_k_heads = HK,
-                                           .delta_v_heads = HV,
-                                           .delta_dim = S,
-                                           .conv_width = 4,
-                                           .n_experts = EXPERTS,
-                                           .n_experts_used = USED,
-                                           .expert_ff = FF,
-                                           .shared_ff = FF,
-                                           .kv_type = KV_F16,
-                                           .max_rows = ROWS,
-                                           .max_logit_rows = 1};
-
-static void die(const char *text)
-{
-    fprintf(stderr, "bench_ops: %s\n", text);
-    exit(1);
-}
+enum { MAX_REPS = 2000 };
 
 /* ---- random data ---- */
 
-static uint64_t seed = 1;
-
-static uint64_t draw(void) /* xorshift64, Marsaglia */
-{
-    seed ^= seed << 13;
-    seed ^= seed >> 7;
-    seed ^= seed << 17;
-    return seed;
-}
-
-static float draw_f32(void) /* uniform in [-1, 1) */
-{
-    return (float)(int32_t)(uint32_t)draw() * 0x1p-31F;
-}
-
-/* Random bits in every block, with scales that keep values near 1 / sqrt(n_in). */
+/* The bytes are kept until the program ends. */
 static struct weight *matrix(struct backend *b, enum block_type type, int64_t n_in, int64_t n_out, int64_t n_mats)
 {
-    struct error err = {0};
-    const struct block_info *info = block_info((uint32_t)type);
-    const size_t stride = block_bytes(type, (size_t)n_in) * (size_t)n_out, bytes = stride * (size_t)n_mats;
-    uint8_t *data = alloc_lines(bytes, 1); /* kept until the program ends */
-    if (!data)
-        die("out of memory for the weights");
-    const float size = 1.0F / sqrtf((float)n_in);
-    if (type == BLOCK_F32) {
-        for (size_t i = 0; i < bytes; i += 4) {
-            const float x = draw_f32() * size;
-            memcpy(data + i, &x, 4);
-        }
-    } else {
-        for (size_t i = 0; i + 8 <= bytes; i += 8) {
-            const uint64_t x = draw();
-            memcpy(data + i, &x, 8);
-        }
-        for (size_t i = 0; i < bytes; i += info->bytes) {
-            const uint16_t scale = f32_to_f16(size / (type == BLOCK_Q4_K ? 250 : 1300)), min = f32_to_f16(size / 33);
-            memcpy(data + i + (type == BLOCK_Q6_K ? 208 : 0), &scale, 2);
-            if (type == BLOCK_Q4_K)
-                memcpy(data + i + 2, &min, 2);
-        }
-    }
-    struct weight_desc desc = {.name = "random", .type = type, .n_in = n_in, .n_out = n_out, .n_mats = n_mats, .data = data, .stride = stride};
-    struct weight *w = b->ops->weight_new(b, &desc, &err);
-    if (!w)
-        die(err.text);
-    return w;
+    const struct weight_desc desc = random_matrix(type, n_in, n_out, n_mats);
+    return random_weight(b, &desc);
 }
 
 static struct buffer *buffer(struct backend *b, int64_t width)
@@ -144,7 +71,7 @@ static void make_model(int threads)
     m.attn_in[2] = matrix(b, BLOCK_Q6_K, D, NKV * HD, 1);
     m.attn_out = matrix(b, BLOCK_Q4_K, NH * HD, D, 1);
     m.q_norm = matrix(b, BLOCK_F32, HD, 1, 1);
-    m.conv = matrix(b, BLOCK_F32, 4, CH, 1);
+    m.conv = matrix(b, BLOCK_F32, CONV, CH, 1);
     m.dt_bias = matrix(b, BLOCK_F32, HV, 1, 1);
     m.a = matrix(b, BLOCK_F32, HV, 1, 1);
     for (int i = 0; i < HV; i++)
@@ -178,13 +105,9 @@ static void make_model(int threads)
 
 static void begin(int rows, int pos)
 {
-    int32_t ids[ROWS];
-    const struct span span = {.row = 0, .n = rows, .pos = pos, .pages = m.pages, .state = 0};
-    for (int i = 0; i < rows; i++)
-        ids[i] = (int32_t)(draw() % V);
     m.rows = rows;
     m.pos = pos;
-    m.b->ops->begin(m.b, ids, rows, &span, 1);
+    begin_rows(m.b, rows, pos, m.pages);
 }
 
 static void check(void)

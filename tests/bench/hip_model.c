@@ -10,58 +10,17 @@
  * What the prediction does not know: stalls of a wave that nothing else fills beyond the flat efficiency, cache misses of lines that a launch reads more than
  * once, clocks that fall with heat, memory that the CPU uses meanwhile, and how uneven real routing is (here every expert is as likely as another). */
 #include <dlfcn.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/alloc.h"
 #include "base/clock.h"
 #include "hip/hip_impl.h"
 #include "tests/bench/arguments.h"
+#include "tests/bench/shape_35b.h"
 #include "tests/hip/emu/counters.h"
 
-enum {
-    D = 2048,
-    V = 248320,
-    FF = 512,
-    EXPERTS = 256,
-    USED = 8,
-    NH = 16,
-    NKV = 2,
-    HD = 256,
-    HK = 16,
-    HV = 32,
-    S = 128,
-    CONV = 4,
-    ROWS = 512,
-    CONTEXT = 6000
-};
-enum { CH = 2 * HK * S + HV * S, Q_ROW = NH * HD * 2, V_ROW = HV * S, LAYERS = 40, BLOCKS = 41, MAX_KERNELS = 160 };
-
-static const struct backend_shape shape = {.n_embd = D,
-                                           .n_vocab = V,
-                                           .norm_eps = 1e-6F,
-                                           .n_heads = NH,
-                                           .n_kv_heads = NKV,
-                                           .head_dim = HD,
-                                           .n_rot = 64,
-                                           .rope_theta = 1e7F,
-                                           .attn_scale = 0.0625F,
-                                           .attn_gated = true,
-                                           .n_kv_layers = 1,
-                                           .n_delta_layers = 1,
-                                           .delta_k_heads = HK,
-                                           .delta_v_heads = HV,
-                                           .delta_dim = S,
-                                           .conv_width = CONV,
-                                           .n_experts = EXPERTS,
-                                           .n_experts_used = USED,
-                                           .expert_ff = FF,
-                                           .shared_ff = FF,
-                                           .kv_type = KV_F16,
-                                           .max_rows = ROWS,
-                                           .max_logit_rows = 1};
+enum { LAYERS = DELTA_LAYERS + ATTN_LAYERS, BLOCKS = LAYERS + 1, MAX_KERNELS = 160 }; /* the file counts the MTP block too */
 
 /* ---- the model of the machine ---- */
 
@@ -108,12 +67,6 @@ struct pass {
 static emu_counters_fn *count;
 static emu_reset_counters_fn *forget;
 
-static void die(const char *text)
-{
-    fprintf(stderr, "hip_model: %s\n", text);
-    exit(2);
-}
-
 static double issue_cycles(const struct entry *e)
 {
     return e->valu + (TRANS_CYCLES - 1) * e->trans + WMMA_CYCLES * e->wmma;
@@ -130,53 +83,12 @@ static double seconds_of(const struct entry *e, const struct gpu *g, const struc
 
 /* ---- random data ---- */
 
-static uint64_t seed = 1;
-
-static uint64_t draw(void) /* xorshift64, Marsaglia */
-{
-    seed ^= seed << 13;
-    seed ^= seed >> 7;
-    seed ^= seed << 17;
-    return seed;
-}
-
-static float draw_f32(void) /* uniform in [-1, 1) */
-{
-    return (float)(int32_t)(uint32_t)draw() * 0x1p-31F;
-}
-
-/* Random bits in every block, with scales that keep values near 1 / sqrt(n_in). */
+/* The GPU's copy is the only one that is read. */
 static struct weight *matrix(struct backend *b, enum block_type type, int64_t n_in, int64_t n_out, int64_t n_mats)
 {
-    struct error err = {0};
-    const struct block_info *info = block_info((uint32_t)type);
-    const size_t stride = block_bytes(type, (size_t)n_in) * (size_t)n_out, bytes = stride * (size_t)n_mats;
-    uint8_t *data = alloc_lines(bytes, 1);
-    if (!data)
-        die("out of memory for the weights");
-    const float size = 1.0F / sqrtf((float)n_in);
-    if (type == BLOCK_F32) {
-        for (size_t i = 0; i < bytes; i += 4) {
-            const float x = draw_f32() * size;
-            memcpy(data + i, &x, 4);
-        }
-    } else {
-        for (size_t i = 0; i + 8 <= bytes; i += 8) {
-            const uint64_t x = draw();
-            memcpy(data + i, &x, 8);
-        }
-        for (size_t i = 0; i < bytes; i += info->bytes) {
-            const uint16_t scale = f32_to_f16(size / (type == BLOCK_Q4_K ? 250 : 1300)), min = f32_to_f16(size / 33);
-            memcpy(data + i + (type == BLOCK_Q6_K ? 208 : 0), &scale, 2);
-            if (type == BLOCK_Q4_K)
-                memcpy(data + i + 2, &min, 2);
-        }
-    }
-    struct weight_desc desc = {.name = "random", .type = type, .n_in = n_in, .n_out = n_out, .n_mats = n_mats, .data = data, .stride = stride};
-    struct weight *w = b->ops->weight_new(b, &desc, &err);
-    if (!w)
-        die(err.text);
-    free(data); /* the GPU's copy is the only one that is read */
+    const struct weight_desc desc = random_matrix(type, n_in, n_out, n_mats);
+    struct weight *w = random_weight(b, &desc);
+    free((void *)(uintptr_t)desc.data);
     return w;
 }
 
@@ -402,13 +314,9 @@ static int occurrences(const struct part *p, int kind)
 
 static void begin(int rows, int pos)
 {
-    int32_t ids[ROWS];
-    const struct span span = {.row = 0, .n = rows, .pos = pos, .pages = m.pages, .state = 0};
-    for (int i = 0; i < rows; i++)
-        ids[i] = (int32_t)(draw() % V);
     m.rows = rows;
     m.pos = pos;
-    m.b->ops->begin(m.b, ids, rows, &span, 1);
+    begin_rows(m.b, rows, pos, m.pages);
 }
 
 static void wait_for_it(const char *what)
