@@ -38,6 +38,17 @@ bool hip_fits(struct hip *h, const char *what, const struct weight *w, int64_t n
     return false;
 }
 
+bool hip_values(struct hip *h, const char *what, const struct weight *w, int64_t n_in, int64_t n_out)
+{
+    if (!hip_fits(h, what, w, n_in, n_out, 1))
+        return false;
+    if (w->desc.type == BLOCK_F32)
+        return true;
+    hip_device_fail(h->dev, "%s: weight %s is of type %s, but the GPU reads F32, F16 and BF16 here: use device cpu", what, w->name,
+                    block_info((uint32_t)w->desc.type)->name);
+    return false;
+}
+
 /* ---- a step ---- */
 
 static size_t aligned(size_t bytes)

@@ -128,17 +128,6 @@ static bool check_layer(struct hip *h, int layer)
     return false;
 }
 
-/* A norm of HD values in a type that the kernels read. */
-static bool check_norm(struct hip *h, const char *what, const struct weight *w)
-{
-    if (!hip_fits(h, what, w, h->base.shape.head_dim, 1, 1))
-        return false;
-    if (w->desc.type == BLOCK_F32 || w->desc.type == BLOCK_F16 || w->desc.type == BLOCK_BF16)
-        return true;
-    hip_device_fail(h->dev, "%s: weight %s must be F32, F16 or BF16", what, w->name);
-    return false;
-}
-
 /* Angles up to the step's last position. */
 static bool has_angles(struct hip *h)
 {
@@ -167,8 +156,8 @@ void hip_attn_store(struct backend *b, int layer, struct buffer *q, struct buffe
         return;
     const size_t rows = (size_t)h->step.n_rows, kv_width = (size_t)sh->n_kv_heads * (size_t)sh->head_dim;
     if (!hip_has(h, "attn_store: q", q, rows, (size_t)sh->n_heads * (size_t)q_head_floats(sh)) || !hip_has(h, "attn_store: k", k, rows, kv_width) ||
-        !hip_has(h, "attn_store: v", v, rows, kv_width) || !check_norm(h, "attn_store: q_norm", q_norm) ||
-        !check_norm(h, "attn_store: k_norm", k_norm) || !has_angles(h))
+        !hip_has(h, "attn_store: v", v, rows, kv_width) || !hip_values(h, "attn_store: q_norm", q_norm, sh->head_dim, 1) ||
+        !hip_values(h, "attn_store: k_norm", k_norm, sh->head_dim, 1) || !has_angles(h))
         return;
     const size_t units = rows * (size_t)(sh->n_heads + sh->n_kv_heads);
     const struct attn_store_params p = {

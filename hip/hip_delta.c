@@ -43,19 +43,6 @@ static bool check_layer(struct hip *h, int layer)
     return false;
 }
 
-/* w is a matrix of that shape and of a type that the kernels read value by value. */
-static bool check_weight(struct hip *h, const char *what, const struct weight *w, int64_t n_in, int64_t n_out)
-{
-    if (!hip_fits(h, what, w, n_in, n_out, 1))
-        return false;
-    const enum block_type type = w->desc.type;
-    if (type == BLOCK_F32 || type == BLOCK_F16 || type == BLOCK_BF16)
-        return true;
-    hip_device_fail(h->dev, "%s: weight %s is of type %s, but the GPU reads F32, F16 and BF16 here: use device cpu", what, w->name,
-                    block_info((uint32_t)type)->name);
-    return false;
-}
-
 /* ---- delta_conv ---- */
 
 void hip_delta_conv(struct backend *b, int layer, struct buffer *u, struct buffer *beta_raw, struct buffer *alpha_raw, struct weight *conv,
@@ -68,8 +55,8 @@ void hip_delta_conv(struct backend *b, int layer, struct buffer *u, struct buffe
     if (!hip_ready(h) || !check_layer(h, layer) || !hip_has(h, "delta_conv: u", u, rows, d.channels) ||
         !hip_has(h, "delta_conv: beta", beta_raw, rows, d.hv) || !hip_has(h, "delta_conv: alpha", alpha_raw, rows, d.hv) ||
         !hip_has(h, "delta_conv: qkv", qkv, rows, d.channels) || !hip_has(h, "delta_conv: gates", gates, rows, 2 * d.hv) ||
-        !check_weight(h, "delta_conv: conv", conv, sh->conv_width, (int64_t)d.channels) ||
-        !check_weight(h, "delta_conv: dt_bias", dt_bias, sh->delta_v_heads, 1) || !check_weight(h, "delta_conv: a", a, sh->delta_v_heads, 1))
+        !hip_values(h, "delta_conv: conv", conv, sh->conv_width, (int64_t)d.channels) ||
+        !hip_values(h, "delta_conv: dt_bias", dt_bias, sh->delta_v_heads, 1) || !hip_values(h, "delta_conv: a", a, sh->delta_v_heads, 1))
         return;
     const struct slot_layer at = slot_layer(sh, layer);
     const struct delta_conv_params p = {.step = h->step,
@@ -108,7 +95,7 @@ void hip_delta_rule(struct backend *b, int layer, struct buffer *qkv, struct buf
     const size_t rows = (size_t)h->step.n_rows, v_row = d.hv * d.s;
     if (!hip_ready(h) || !check_layer(h, layer) || !hip_has(h, "delta_rule: qkv", qkv, rows, d.channels) ||
         !hip_has(h, "delta_rule: gates", gates, rows, 2 * d.hv) || !hip_has(h, "delta_rule: z", z, rows, v_row) ||
-        !hip_has(h, "delta_rule: out", out, rows, v_row) || !check_weight(h, "delta_rule: norm", norm, sh->delta_dim, 1))
+        !hip_has(h, "delta_rule: out", out, rows, v_row) || !hip_values(h, "delta_rule: norm", norm, sh->delta_dim, 1))
         return;
     const struct slot_layer at = slot_layer(sh, layer);
     const struct delta_rule_params p = {.step = h->step,

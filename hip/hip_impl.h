@@ -72,6 +72,10 @@ bool hip_has(struct hip *h, const char *what, const struct buffer *buf, size_t r
 /* True when w is n_mats matrices [n_out][n_in] (0 = any). Otherwise the sticky error names `what`. */
 bool hip_fits(struct hip *h, const char *what, const struct weight *w, int64_t n_in, int64_t n_out, int64_t n_mats);
 
+/* True when w is one matrix [n_out][n_in] in f32, as hip_weight_new makes every norm, bias and filter (a vector: n_out 1). Otherwise the sticky error
+ * names `what`. */
+bool hip_values(struct hip *h, const char *what, const struct weight *w, int64_t n_in, int64_t n_out);
+
 /* A backend on a device that stays the caller's. */
 struct backend *hip_open_on(struct hip_device *d, const struct backend_shape *shape, struct error *err);
 
@@ -103,6 +107,15 @@ void hip_top(struct backend *b, struct buffer *logits, int n, int k, struct buff
 enum hip_act { HIP_ACT_F32, HIP_ACT_Q8_32, HIP_ACT_Q8_256 };
 enum hip_act hip_act_of(enum block_type weight_type);
 size_t hip_act_row_bytes(enum hip_act kind, int n); /* a multiple of 64; the CPU's act_row_bytes */
+
+/* The form that goes with w. */
+static inline enum hip_act hip_act_for(const struct weight *w)
+{
+    return hip_act_of((enum block_type)w->gpu.type);
+}
+
+/* Where the kernel `act` is to put that form. */
+void hip_act_to(struct act_params *p, enum hip_act kind, void *dst);
 
 /* Queues: dst [n_rows] rows of hip_act_row_bytes = x [n_rows][n] in that form, after RMSNorm with `norm` unless it is NULL. `normed` [n_rows][n] f32, or NULL, receives the
  * normalised rows. Device addresses. */

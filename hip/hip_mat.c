@@ -133,14 +133,9 @@ size_t hip_act_row_bytes(enum hip_act kind, int n)
     }
 }
 
-static enum hip_act act_of(const struct weight *w)
-{
-    return hip_act_of((enum block_type)w->gpu.type);
-}
-
 static unsigned kind_bit(const struct weight *w)
 {
-    return 1U << act_of(w);
+    return 1U << hip_act_for(w);
 }
 
 static const float *values_of(const struct weight *vector)
@@ -148,16 +143,19 @@ static const float *values_of(const struct weight *vector)
     return (const float *)(const void *)vector->gpu.data;
 }
 
-/* What a norm, read as f32, must be. */
-static bool is_norm(struct hip *h, const char *what, const struct weight *norm, int n)
+void hip_act_to(struct act_params *p, enum hip_act kind, void *dst)
 {
-    if (!hip_fits(h, what, norm, n, 1, 1))
-        return false;
-    if (norm->gpu.type == GPU_F32)
-        return true;
-    hip_device_fail(h->dev, "%s: weight %s is of type %s, but a norm is F32, F16 or BF16", what, norm->name,
-                    block_info((uint32_t)norm->gpu.type)->name);
-    return false;
+    switch (kind) {
+    case HIP_ACT_F32:
+        p->f32 = dst;
+        break;
+    case HIP_ACT_Q8_32:
+        p->q8_32 = dst;
+        break;
+    case HIP_ACT_Q8_256:
+        p->q8_256 = dst;
+        break;
+    }
 }
 
 /* Queues the kernel with the targets of `kinds` set to this file's scratch. */
@@ -165,27 +163,19 @@ static void activate(struct hip *h, struct act_params *p, int n_rows, unsigned k
 {
     struct hip_mat *m = h->mat;
     p->eps = h->base.shape.norm_eps;
-    if (kinds & 1U << HIP_ACT_F32)
-        p->f32 = m->act[HIP_ACT_F32];
-    if (kinds & 1U << HIP_ACT_Q8_32)
-        p->q8_32 = m->act[HIP_ACT_Q8_32];
-    if (kinds & 1U << HIP_ACT_Q8_256)
-        p->q8_256 = m->act[HIP_ACT_Q8_256];
+    for (int kind = 0; kind < KINDS; kind++)
+        if (kinds & 1U << kind)
+            hip_act_to(p, (enum hip_act)kind, m->act[kind]);
     HIP_LAUNCH(h->dev, act, (unsigned)n_rows, 1, 1, *p);
 }
 
 void hip_quantise(struct hip *h, enum hip_act kind, const float *x, int n_rows, int n, const struct weight *norm, void *dst, float *normed)
 {
     struct act_params p = {.x = x, .norm = norm ? values_of(norm) : NULL, .normed = normed, .n = n, .normed_stride = (uint32_t)n};
-    if (norm && !is_norm(h, "norm", norm, n))
+    if (norm && !hip_values(h, "norm", norm, n, 1))
         return;
     p.eps = h->base.shape.norm_eps;
-    if (kind == HIP_ACT_F32)
-        p.f32 = dst;
-    else if (kind == HIP_ACT_Q8_32)
-        p.q8_32 = dst;
-    else
-        p.q8_256 = dst;
+    hip_act_to(&p, kind, dst);
     HIP_LAUNCH(h->dev, act, (unsigned)n_rows, 1, 1, p);
 }
 
@@ -215,7 +205,7 @@ static void products(struct hip *h, const struct product *list, int n, int n_row
     uint32_t groups = 0;
     for (int i = 0; i < n; i++) {
         const struct gpu_matrix *w = &list[i].w->gpu;
-        const size_t x_stride = hip_act_row_bytes(act_of(list[i].w), w->n_in);
+        const size_t x_stride = hip_act_row_bytes(hip_act_for(list[i].w), w->n_in);
         if (w->row_stride > UINT32_MAX / 4 || x_stride > UINT32_MAX / MATVEC_ROWS) { /* the kernels' offsets in rows have 32 bits */
             hip_device_fail(h->dev, "weight %s: rows of %d values are too long for the GPU's kernels", list[i].w->name, w->n_in);
             return;
@@ -243,7 +233,7 @@ void hip_product(struct hip *h, const struct weight *w, const void *act, int n_r
 /* A product with rows that `activate` has left in this file's scratch. */
 static struct product with_scratch(struct hip *h, const struct weight *w, float *y, bool add)
 {
-    return (struct product){w, h->mat->act[act_of(w)], y, add};
+    return (struct product){w, h->mat->act[hip_act_for(w)], y, add};
 }
 
 /* ---- operations ---- */
@@ -270,7 +260,7 @@ void hip_project(struct backend *b, struct buffer *x, struct weight *norm, int n
         hip_device_fail(h->dev, "project: %d matrices, but 1 to 4 go together", n);
         return;
     }
-    if (!is_norm(h, "project: norm", norm, dim))
+    if (!hip_values(h, "project: norm", norm, dim, 1))
         return;
     for (int i = 0; i < n; i++) {
         if (!hip_fits(h, "project", w[i], dim, 0, 1) || !hip_has(h, "project: out", out[i], (size_t)rows, (size_t)w[i]->gpu.n_out))
@@ -296,7 +286,7 @@ void hip_project_add(struct backend *b, struct buffer *x, struct weight *w, stru
     }
     struct act_params p = {.x = x->dev, .n = w->gpu.n_in};
     activate(hip, &p, rows, kind_bit(w));
-    products(hip, &(struct product){w, hip->mat->act[act_of(w)], h->dev, true}, 1, rows);
+    products(hip, &(struct product){w, hip->mat->act[hip_act_for(w)], h->dev, true}, 1, rows);
 }
 
 void hip_mlp(struct backend *b, struct buffer *h, struct weight *norm, struct weight *gate, struct weight *up, struct weight *down)
@@ -305,7 +295,7 @@ void hip_mlp(struct backend *b, struct buffer *h, struct weight *norm, struct we
     struct hip_mat *m = hip->mat;
     const int rows = hip->step.n_rows, dim = b->shape.n_embd, ff = b->shape.dense_ff;
     if (!hip_ready(hip) || !hip_has(hip, "mlp: h", h, (size_t)rows, (size_t)dim) || !hip_fits(hip, "mlp: gate", gate, dim, ff, 1) ||
-        !hip_fits(hip, "mlp: up", up, dim, ff, 1) || !hip_fits(hip, "mlp: down", down, ff, dim, 1) || !is_norm(hip, "mlp: norm", norm, dim))
+        !hip_fits(hip, "mlp: up", up, dim, ff, 1) || !hip_fits(hip, "mlp: down", down, ff, dim, 1) || !hip_values(hip, "mlp: norm", norm, dim, 1))
         return;
     if (ff < 1) {
         hip_device_fail(hip->dev, "mlp: weight %s, but the model's shape has no dense MLP", gate->name);
@@ -338,7 +328,7 @@ void hip_head(struct backend *b, struct buffer *h, struct weight *norm, struct w
         hip_device_fail(hip->dev, "head: row %d is outside the step's %d", rows[i], all);
         return;
     }
-    if (!is_norm(hip, "head: norm", norm, dim) || (hidden && !hip_has(hip, "head: hidden", hidden, (size_t)all, (size_t)dim)))
+    if (!hip_values(hip, "head: norm", norm, dim, 1) || (hidden && !hip_has(hip, "head: hidden", hidden, (size_t)all, (size_t)dim)))
         return;
     if (n > 0 && (!hip_fits(hip, "head", w, dim, b->shape.n_vocab, 1) || !hip_has(hip, "head: logits", logits, (size_t)n, (size_t)b->shape.n_vocab)))
         return;
@@ -364,7 +354,7 @@ void hip_mtp_join(struct backend *b, struct buffer *embedding, struct buffer *hi
     const size_t all = (size_t)rows, width = (size_t)dim;
     if (!hip_ready(hip) || !hip_has(hip, "mtp_join: embedding", embedding, all, width) || !hip_has(hip, "mtp_join: hidden", hidden, all, width) ||
         !hip_has(hip, "mtp_join: h", h, all, width) || !hip_fits(hip, "mtp_join: eh_proj", eh_proj, 2 * (int64_t)dim, dim, 1) ||
-        !is_norm(hip, "mtp_join: enorm", enorm, dim) || !is_norm(hip, "mtp_join: hnorm", hnorm, dim))
+        !hip_values(hip, "mtp_join: enorm", enorm, dim, 1) || !hip_values(hip, "mtp_join: hnorm", hnorm, dim, 1))
         return;
     struct act_params first = {.x = embedding->dev, .norm = values_of(enorm), .normed = m->joined, .normed_stride = 2 * (uint32_t)dim, .n = dim};
     struct act_params second = {.x = hidden->dev, .norm = values_of(hnorm), .normed = m->joined + dim, .normed_stride = 2 * (uint32_t)dim, .n = dim};

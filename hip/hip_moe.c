@@ -130,20 +130,15 @@ struct moe_run {
     bool shared;
 };
 
-static enum hip_act form_of(const struct weight *w)
-{
-    return hip_act_of((enum block_type)w->gpu.type);
-}
-
 /* Rows of x as w wants them. */
 static const uint8_t *x_for(const struct moe_run *run, const struct weight *w)
 {
-    return run->m->x[form_of(w)];
+    return run->m->x[hip_act_for(w)];
 }
 
 static uint32_t row_bytes_for(const struct weight *w)
 {
-    return (uint32_t)hip_act_row_bytes(form_of(w), w->gpu.n_in);
+    return (uint32_t)hip_act_row_bytes(hip_act_for(w), w->gpu.n_in);
 }
 
 /* x in every form that a weight wants, in one launch. */
@@ -153,20 +148,8 @@ static void activate(const struct moe_run *run, const float *h, const struct wei
     const struct weight *const all[] = {w->router, w->gate, w->up, w->shared_router, w->shared_gate, w->shared_up};
     struct act_params p = {
         .x = h, .norm = (const float *)(const void *)norm->gpu.data, .eps = run->h->base.shape.norm_eps, .n = run->h->base.shape.n_embd};
-    for (size_t i = 0; i < (run->shared ? 6U : 3U); i++) {
-        uint8_t *x = run->m->x[form_of(all[i])];
-        switch (form_of(all[i])) {
-        case HIP_ACT_F32:
-            p.f32 = x;
-            break;
-        case HIP_ACT_Q8_32:
-            p.q8_32 = x;
-            break;
-        case HIP_ACT_Q8_256:
-            p.q8_256 = x;
-            break;
-        }
-    }
+    for (size_t i = 0; i < (run->shared ? 6U : 3U); i++)
+        hip_act_to(&p, hip_act_for(all[i]), run->m->x[hip_act_for(all[i])]);
     HIP_LAUNCH(run->h->dev, act, (unsigned)run->rows, 1, 1, p);
 }
 
@@ -174,17 +157,7 @@ static void activate(const struct moe_run *run, const float *h, const struct wei
 static void activate_mid(const struct moe_run *run, const float *gate, const float *up, int n_rows, const struct weight *down, uint8_t *dst)
 {
     struct act_params p = {.x = gate, .up = up, .n = down->gpu.n_in};
-    switch (form_of(down)) {
-    case HIP_ACT_F32:
-        p.f32 = dst;
-        break;
-    case HIP_ACT_Q8_32:
-        p.q8_32 = dst;
-        break;
-    case HIP_ACT_Q8_256:
-        p.q8_256 = dst;
-        break;
-    }
+    hip_act_to(&p, hip_act_for(down), dst);
     HIP_LAUNCH(run->h->dev, act, (unsigned)n_rows, 1, 1, p);
 }
 
@@ -274,7 +247,7 @@ static void decode(const struct moe_run *run, float *h, int32_t *chosen)
                                .up = m->up,
                                .mid = {m->mid},
                                .mid_stride = {row_bytes_for(w->down)},
-                               .mid_form = {(int32_t)form_of(w->down)},
+                               .mid_form = {(int32_t)hip_act_for(w->down)},
                                .counters = m->counters + 1,
                                .used = run->used,
                                .groups = (int32_t)groups};
@@ -284,7 +257,7 @@ static void decode(const struct moe_run *run, float *h, int32_t *chosen)
         up.shared_ff = w->shared_gate->gpu.n_out;
         up.mid[1] = shared_mid(run);
         up.mid_stride[1] = row_bytes_for(w->shared_down);
-        up.mid_form[1] = (int32_t)form_of(w->shared_down);
+        up.mid_form[1] = (int32_t)hip_act_for(w->shared_down);
     }
     HIP_LAUNCH(run->h->dev, moe_up, (unsigned)run->used + run->shared, rows, groups, up);
 
@@ -342,13 +315,16 @@ static void tile(const struct moe_run *run, const struct weight *w, const struct
                  const int32_t *y_row, float *y)
 {
     const struct tile_kernels k = tile_kernels(w);
-    if (!k.known) {
-        hip_device_fail(run->h->dev, "moe: no GPU kernel for weight %s", w->name);
+    const size_t stride = hip_act_row_bytes(hip_act_for(w), w->gpu.n_in), x_rows = (size_t)(x_row ? run->rows : run->pairs);
+    /* The kernels reckon with 32 bits inside x and inside the weight rows of one workgroup. */
+    if (!k.known || stride > UINT32_MAX / x_rows || w->gpu.row_stride > UINT32_MAX / (uint64_t)k.out) {
+        hip_device_fail(run->h->dev, "moe: no GPU kernel for weight %s, %s [%d][%d], with %zu rows", w->name, block_info((uint32_t)w->gpu.type)->name,
+                        w->gpu.n_out, w->gpu.n_in, x_rows);
         return;
     }
     const struct moe_tile_params p = {.w = {w->gpu, pair ? pair->gpu : w->gpu},
                                       .x = x,
-                                      .x_stride = row_bytes_for(w),
+                                      .x_stride = (uint32_t)stride,
                                       .tiles = run->m->tiles,
                                       .x_row = x_row,
                                       .y_row = y_row,
@@ -404,14 +380,10 @@ static bool check_weights(struct hip *h, const struct weight *norm, const struct
         hip_device_fail(h->dev, "moe: the model's shape has no experts");
         return false;
     }
-    if (!hip_fits(h, "moe: norm", norm, dim, 1, 1) || !hip_fits(h, "moe: router", w->router, dim, experts, 1) ||
+    if (!hip_values(h, "moe: norm", norm, dim, 1) || !hip_fits(h, "moe: router", w->router, dim, experts, 1) ||
         !hip_fits(h, "moe: gate", w->gate, dim, sh->expert_ff, experts) || !hip_fits(h, "moe: up", w->up, dim, sh->expert_ff, experts) ||
         !hip_fits(h, "moe: down", w->down, sh->expert_ff, dim, experts))
         return false;
-    if (norm->gpu.type != BLOCK_F32) {
-        hip_device_fail(h->dev, "moe: norm %s is %s, expected F32", norm->name, block_info((uint32_t)norm->gpu.type)->name);
-        return false;
-    }
     if (!w->shared_router)
         return true;
     if (sh->shared_ff < 1) {
