@@ -451,7 +451,8 @@ bool cache_disk_has(struct cache_disk *d, const char *ns, const struct cache_key
     return has;
 }
 
-/* With the mutex held: queues the job, whose head and data are set, and of a tail the bytes. `beside`: the key of the page that its file is to stay just older than. */
+/* With the mutex held: queues the job, whose head and data are set, and of a tail the bytes. `beside`: the key of the page that its file is to stay
+ * just older than. */
 static bool enqueue(struct cache_disk *d, const char *ns, const char *folder, const struct cache_key *beside, struct cache_job *job)
 {
     const bool state = job->head.kind == CACHE_FILE_STATE, tail = state && job->head.position % CACHE_FILE_IDS;

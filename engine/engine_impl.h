@@ -86,8 +86,8 @@ int engine_cache_extend(struct engine *e, struct sequence *s);
 
 /* ---- engine_disk.c ---- */
 
-/* Begins the (empty) sequence with what was read from disk; the image's state may become the cache's. Returns the tokens it then has; 0 and unchanged when the image does not
- * fit or could not be loaded. */
+/* Begins the (empty) sequence with what was read from disk; the image's state may become the cache's. Returns the tokens it then has; 0 and unchanged
+ * when the image does not fit or could not be loaded. */
 int engine_disk_import(struct engine *e, struct sequence *s, const int32_t *prompt, int n_prompt, struct cache_image *image);
 
 /* Queues the sequence's first `depth` pages and the state behind them (NULL: the model has none) for the disk, as far as it lacks them. */

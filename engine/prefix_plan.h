@@ -21,8 +21,9 @@ struct prefix_marks prefix_marks_of(const struct tokenizer *t);
 /* Tokens of the system message that a prompt begins with (its tools are in it), the newline behind it included; 0 without one. */
 int prefix_system_end(const struct prefix_marks *m, const int32_t *ids, int n);
 
-/* Positions above `from` and below n (n itself where `exact` and a message ends there, as in a text that is only read ahead), in ascending order, at most `most` of them; the least useful are left out first. Where messages end they are exact if
- * `exact` is set, and otherwise, like all others, the grid line (multiple of GRID) before:
+/* Positions above `from` and below n (n itself where `exact` and a message ends there, as in a text that is only read ahead), in ascending order, at
+ * most `most` of them; the least useful are left out first. Where messages end they are exact if `exact` is set, and otherwise, like all others, the
+ * grid line (multiple of GRID) before:
  * - the end of the line that opens the answer, or without one of the last message, where the next turn and another answer begin;
  * - the end of system + tools, where other conversations branch off;
  * - `branch`, where this text left a known one (0: nowhere), unless one can begin less than a cell away from there;

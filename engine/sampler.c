@@ -485,7 +485,7 @@ int sampler_best(const struct sampler *s)
     if (p->temperature <= 0)
         return 1;
     /* One more than are kept, so that the same sums run in the same order as over a whole row. */
-    return p->top_k > 0 && p->top_k < SAMPLER_MOST_BEST ? p->top_k + 1 : 0;
+    return p->top_k > 0 && p->top_k < TOP_MOST ? p->top_k + 1 : 0;
 }
 
 void sampler_usable(const struct tokenizer *t, uint32_t *words)

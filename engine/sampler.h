@@ -55,8 +55,7 @@ void sampler_free(struct sampler *s);
 void sampler_prompt(struct sampler *s, const int32_t *ids, size_t n);
 
 /* Whether the sampler needs no more of a row than its best k usable logits, with nothing to adjust and no log-probabilities to report: k, or 0 when it needs
- * the row. Never more than SAMPLER_MOST_BEST. */
-enum { SAMPLER_MOST_BEST = 64 };
+ * the row. Never more than TOP_MOST (engine/backend.h). */
 int sampler_best(const struct sampler *s);
 
 /* Ids that can be picked, a bit each, the first id lowest: words [(n_vocab + 31) / 32]. */

@@ -397,20 +397,32 @@ void hip_device_zero(struct hip_device *d, void *dst, size_t bytes)
         ok(d, d->rt.hipMemsetAsync(dst, 0, bytes, d->stream), "clearing memory");
 }
 
-int hip_device_read(struct hip_device *d, void *dst, const void *src, size_t bytes, struct error *err)
+int hip_device_gather(struct hip_device *d, void *dst, const struct hip_part *parts, size_t n, struct error *err)
 {
-    while (bytes > 0 && ready(d)) {
-        const size_t n = bytes < READ_BYTES ? bytes : READ_BYTES;
-        if (!ok(d, d->rt.hipMemcpyAsync(d->read_room, src, n, HIP_DEVICE_TO_HOST, d->stream), "a copy from it") ||
-            !ok_wait(d, d->rt.hipStreamSynchronize(d->stream), "waiting for its work"))
+    size_t i = 0, done = 0; /* bytes of part i */
+    while (i < n && ready(d)) {
+        size_t used = 0;
+        while (i < n && used < READ_BYTES) {
+            const size_t left = parts[i].bytes - done, take = left < READ_BYTES - used ? left : READ_BYTES - used;
+            if (take && !ok(d, d->rt.hipMemcpyAsync(d->read_room + used, (const char *)parts[i].src + done, take, HIP_DEVICE_TO_HOST, d->stream),
+                            "a copy from it"))
+                break;
+            used += take;
+            done = take == left ? 0 : done + take;
+            i += take == left;
+        }
+        if (used == 0 || hip_device_failed(d) || !ok_wait(d, d->rt.hipStreamSynchronize(d->stream), "waiting for its work"))
             break;
         ring_idle(d);
-        memcpy(dst, d->read_room, n);
-        dst = (char *)dst + n;
-        src = (const char *)src + n;
-        bytes -= n;
+        memcpy(dst, d->read_room, used);
+        dst = (char *)dst + used;
     }
     return hip_device_failed(d) ? error_set(err, "%s", d->error.text) : 0;
+}
+
+int hip_device_read(struct hip_device *d, void *dst, const void *src, size_t bytes, struct error *err)
+{
+    return hip_device_gather(d, dst, &(struct hip_part){src, bytes}, 1, err);
 }
 
 /* ---- work ---- */

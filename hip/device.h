@@ -64,6 +64,13 @@ void hip_device_launch(struct hip_device *d, enum hip_kernel kernel, unsigned gx
 /* Waits for everything queued, then copies. -1 with err (the sticky error, which stays). */
 int hip_device_read(struct hip_device *d, void *dst, const void *src, size_t bytes, struct error *err);
 
+/* The same for n parts, which go to dst one after the other: small ones share a wait. */
+struct hip_part {
+    const void *src;
+    size_t bytes;
+};
+int hip_device_gather(struct hip_device *d, void *dst, const struct hip_part *parts, size_t n, struct error *err);
+
 /* Waits. 0, or -1 and the first error since the last sync; the queue is usable again, unless the device is lost (then every call fails). */
 int hip_device_sync(struct hip_device *d, struct error *err);
 

@@ -126,7 +126,6 @@ void hip_product(struct hip *h, const struct weight *w, const void *act, int n_r
 
 /* ---- hip_tile.c: the tiled products of prefill ---- */
 
-bool hip_tile_has(enum block_type type); /* true: there is a WMMA kernel */
 void hip_tile(struct hip *h, const struct weight *w, const void *act, int n_rows, float *y, bool add);
 
 /* ---- hip_moe.c ---- */

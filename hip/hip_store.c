@@ -366,16 +366,19 @@ int hip_state_save(struct backend *b, int32_t state, int pos, void *dst, struct 
 {
     struct hip *h = hip_of(b);
     const char *slot = packed_slot(h, state, pos, err);
-    char *image = dst;
     if (!slot)
         return -1;
-    for (int i = 0; i < slot_packed_runs(&b->shape, pos); i++) {
+    const int n = slot_packed_runs(&b->shape, pos);
+    struct hip_part *parts = alloc_array((size_t)n, sizeof *parts);
+    if (!parts)
+        return error_set(err, "out of memory for the parts of a state");
+    for (int i = 0; i < n; i++) {
         const struct slot_run run = slot_packed_run(&b->shape, pos, i);
-        if (hip_device_read(h->dev, image, slot + run.offset, run.bytes, err))
-            return -1;
-        image += run.bytes;
+        parts[i] = (struct hip_part){slot + run.offset, run.bytes};
     }
-    return 0;
+    const int rc = hip_device_gather(h->dev, dst, parts, (size_t)n, err);
+    free(parts);
+    return rc;
 }
 
 int hip_state_load(struct backend *b, int32_t state, int pos, const void *src, struct error *err)

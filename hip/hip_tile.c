@@ -33,12 +33,6 @@ static struct tile_kernel kernel_of(enum block_type type)
     }
 }
 
-bool hip_tile_has(enum block_type type)
-{
-    struct tile_kernel k = kernel_of(type);
-    return k.known && k.rows == TILE_ROWS;
-}
-
 void hip_tile(struct hip *h, const struct weight *w, const void *act, int n_rows, float *y, bool add)
 {
     struct tile_kernel k = kernel_of((enum block_type)w->gpu.type);
