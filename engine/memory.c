@@ -1,12 +1,10 @@
 #include "engine/memory.h"
 
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* The number after `label` at the start of a line of a small text file; an empty label: the file's first number. */
-static bool read_number(const char *path, const char *label, uint64_t *out)
+bool number_in_file(const char *path, const char *label, uint64_t *out)
 {
     FILE *f = fopen(path, "re");
     if (!f)
@@ -20,7 +18,7 @@ static bool read_number(const char *path, const char *label, uint64_t *out)
         const char *digits = line + n + strspn(line + n, " \t");
         found = *digits >= '0' && *digits <= '9';
         if (found)
-            *out = strtoull(digits, NULL, 10);
+            *out = strtoull(digits, NULL, 0);
     }
     fclose(f);
     return found;
@@ -29,12 +27,12 @@ static bool read_number(const char *path, const char *label, uint64_t *out)
 uint64_t memory_available(void)
 {
     uint64_t kib = 0, limit, used, cache;
-    if (!read_number("/proc/meminfo", "MemAvailable:", &kib))
+    if (!number_in_file("/proc/meminfo", "MemAvailable:", &kib))
         return 0;
     uint64_t available = kib > UINT64_MAX / 1024 ? UINT64_MAX : kib * 1024;
     /* cgroup v2; "max" is no number, and outside a container the root group has no such file. File pages that can be dropped do not count. */
-    if (read_number("/sys/fs/cgroup/memory.max", "", &limit) && read_number("/sys/fs/cgroup/memory.current", "", &used)) {
-        if (!read_number("/sys/fs/cgroup/memory.stat", "inactive_file ", &cache))
+    if (number_in_file("/sys/fs/cgroup/memory.max", "", &limit) && number_in_file("/sys/fs/cgroup/memory.current", "", &used)) {
+        if (!number_in_file("/sys/fs/cgroup/memory.stat", "inactive_file ", &cache))
             cache = 0;
         used -= cache < used ? cache : used;
         uint64_t left = limit > used ? limit - used : 0;

@@ -77,24 +77,6 @@ static struct path path_of(const struct report *r, const char *name)
     return p;
 }
 
-/* The number that a file holds, written to base 10 or 16; false when there is none. */
-static bool read_number(const char *path, int base, uint64_t *out)
-{
-    FILE *f = fopen(path, "re");
-    if (!f)
-        return false;
-    char text[64], *end;
-    const bool any = fgets(text, sizeof text, f) != NULL;
-    fclose(f);
-    if (!any)
-        return false;
-    const uint64_t number = strtoull(text, &end, base);
-    if (end == text)
-        return false;
-    *out = number;
-    return true;
-}
-
 static void look_at_kernel(struct report *r)
 {
     struct utsname u;
@@ -129,7 +111,7 @@ static bool look_at_bus(struct report *r)
         static const char *const names[2] = {"vendor", "class"};
         for (int k = 0; k < 2; k++) {
             snprintf(path, sizeof path, "%s/%s", g.gl_pathv[i], names[k]);
-            read_number(path, 16, &values[k]);
+            number_in_file(path, "", &values[k]);
         }
         found = values[0] == AMD && values[1] >> 16 == DISPLAY;
     }
@@ -204,7 +186,7 @@ static void look_at_memory(struct report *r)
     uint64_t pages = 0;
     line(r, "groups", "render: %s, video: %s", member_of("render") ? "yes" : "no", member_of("video") ? "yes" : "no");
     line(r, "memory", "%s available", memory_text(memory_available()).text);
-    if (read_number(path_of(r, "/sys/module/ttm/parameters/pages_limit").text, 10, &pages) && pages < UINT64_MAX / PAGE_BYTES)
+    if (number_in_file(path_of(r, "/sys/module/ttm/parameters/pages_limit").text, "", &pages) && pages < UINT64_MAX / PAGE_BYTES)
         line(r, "GPU limit", "ttm.pages_limit is %" PRIu64 " pages, %s", pages, memory_text(pages * PAGE_BYTES).text);
     glob_t g;
     if (glob(path_of(r, "/sys/class/drm/card[0-9]*/device/mem_info_gtt_total").text, 0, NULL, &g))
@@ -213,10 +195,10 @@ static void look_at_memory(struct report *r)
         uint64_t gtt = 0, vram = 0;
         char vram_path[PATH_ROOM];
         const char *end = strstr(g.gl_pathv[i], "mem_info_gtt_total");
-        if (!end || !read_number(g.gl_pathv[i], 10, &gtt))
+        if (!end || !number_in_file(g.gl_pathv[i], "", &gtt))
             continue;
         snprintf(vram_path, sizeof vram_path, "%.*smem_info_vram_total", (int)(end - g.gl_pathv[i]), g.gl_pathv[i]);
-        read_number(vram_path, 10, &vram);
+        number_in_file(vram_path, "", &vram);
         line(r, "GPU limit", "%s of the machine's memory (GTT), %s set aside by the BIOS", memory_text(gtt).text, memory_text(vram).text);
     }
     globfree(&g);

@@ -117,9 +117,8 @@ static inline enum hip_act hip_act_for(const struct weight *w)
 /* Where the kernel `act` is to put that form. */
 void hip_act_to(struct act_params *p, enum hip_act kind, void *dst);
 
-/* Queues: dst [n_rows] rows of hip_act_row_bytes = x [n_rows][n] in that form, after RMSNorm with `norm` unless it is NULL. `normed` [n_rows][n] f32, or NULL, receives the
- * normalised rows. Device addresses. */
-void hip_quantise(struct hip *h, enum hip_act kind, const float *x, int n_rows, int n, const struct weight *norm, void *dst, float *normed);
+/* Queues: dst [n_rows] rows of hip_act_row_bytes = x [n_rows][n], or SiLU(x) * up where `up` is not NULL, in that form. Device addresses. */
+void hip_quantise(struct hip *h, enum hip_act kind, const float *x, const float *up, int n_rows, int n, void *dst);
 
 /* Queues y [n_rows][n_out] (+)= w * act, act in the form that goes with w's type. One to eight rows: mat-vec (hip_mat.c); more: tiles (hip_tile.c). */
 void hip_product(struct hip *h, const struct weight *w, const void *act, int n_rows, float *y, bool add);

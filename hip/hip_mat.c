@@ -169,12 +169,9 @@ static void activate(struct hip *h, struct act_params *p, int n_rows, unsigned k
     HIP_LAUNCH(h->dev, act, (unsigned)n_rows, 1, 1, *p);
 }
 
-void hip_quantise(struct hip *h, enum hip_act kind, const float *x, int n_rows, int n, const struct weight *norm, void *dst, float *normed)
+void hip_quantise(struct hip *h, enum hip_act kind, const float *x, const float *up, int n_rows, int n, void *dst)
 {
-    struct act_params p = {.x = x, .norm = norm ? values_of(norm) : NULL, .normed = normed, .n = n, .normed_stride = (uint32_t)n};
-    if (norm && !hip_values(h, "norm", norm, n, 1))
-        return;
-    p.eps = h->base.shape.norm_eps;
+    struct act_params p = {.x = x, .up = up, .n = n};
     hip_act_to(&p, kind, dst);
     HIP_LAUNCH(h->dev, act, (unsigned)n_rows, 1, 1, p);
 }

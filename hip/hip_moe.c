@@ -156,9 +156,7 @@ static void activate(const struct moe_run *run, const float *h, const struct wei
 /* dst [n_rows] = SiLU(gate) * up (or gate alone, where up is NULL) in the form that `down` wants. */
 static void activate_mid(const struct moe_run *run, const float *gate, const float *up, int n_rows, const struct weight *down, uint8_t *dst)
 {
-    struct act_params p = {.x = gate, .up = up, .n = down->gpu.n_in};
-    hip_act_to(&p, hip_act_for(down), dst);
-    HIP_LAUNCH(run->h->dev, act, (unsigned)n_rows, 1, 1, p);
+    hip_quantise(run->h, hip_act_for(down), gate, up, n_rows, down->gpu.n_in, dst);
 }
 
 static struct moe_choose_params choose_params(const struct moe_run *run, int32_t *chosen)
