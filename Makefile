@@ -98,7 +98,7 @@ load: deps
 	BEDSIDE=$(BUILD)/bedside node tests/load/load.mjs $(LOAD_SECONDS)
 
 clang:
-	@$(MAKE) --no-print-directory -j$(JOBS) BUILD=build-clang HIP_TARGETS= CC=clang all tests bench
+	@$(MAKE) --no-print-directory -j$(JOBS) BUILD=build-clang HIP_TARGETS= CC=clang EMU_CC=cc all tests bench
 
 check:
 	tools/check.sh

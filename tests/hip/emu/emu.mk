@@ -1,6 +1,8 @@
 # $(BUILD)/hip/libamdhip64-emu.so: a HIP runtime that runs the machine code of code objects on the CPU. Included by tests/hip/hip.mk.
 # The operations are compiled for each level of the host's instruction set; the best one is taken at run time.
 
+# Half floats of the host: gcc 12, or clang 15; an older $(CC) leaves this part to another compiler (make clang does).
+EMU_CC    ?= $(CC)
 EMU_DIR    = $(BUILD)/obj/tests/hip/emu
 EMU_OPS    = $(notdir $(basename $(wildcard tests/hip/emu/op_*.c)))
 EMU_PARTS  = api queue memory object decode run report
@@ -18,18 +20,18 @@ EMU_ISA_avx512 = -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c -mprefe
 
 $(EMU_PARTS:%=$(EMU_DIR)/%.o): $(EMU_DIR)/%.o: tests/hip/emu/%.c
 	@mkdir -p $(@D)
-	$(CC) $(EMU_FLAGS) -MMD -MP -c -o $@ $<
+	$(EMU_CC) $(EMU_FLAGS) -MMD -MP -c -o $@ $<
 
 define EMU_LEVEL_RULE
 $$(EMU_OPS:%=$$(EMU_DIR)/%_$(1).o): $$(EMU_DIR)/%_$(1).o: tests/hip/emu/%.c
 	@mkdir -p $$(@D)
-	$$(CC) $$(EMU_FLAGS) $$(EMU_HOT) $$(EMU_ISA_$(1)) -DEMU_LEVEL=$(1) -MMD -MP -c -o $$@ $$<
+	$$(EMU_CC) $$(EMU_FLAGS) $$(EMU_HOT) $$(EMU_ISA_$(1)) -DEMU_LEVEL=$(1) -MMD -MP -c -o $$@ $$<
 endef
 $(foreach level,$(EMU_LEVELS),$(eval $(call EMU_LEVEL_RULE,$(level))))
 
 $(BUILD)/hip/libamdhip64-emu.so: $(EMU_OBJ)
 	@mkdir -p $(@D)
-	$(CC) $(SAN) -shared -o $@ $^ -lm -pthread
+	$(EMU_CC) $(SAN) -shared -o $@ $^ -lm -pthread
 
 HIP_STANDINS += $(BUILD)/hip/libamdhip64-emu.so
 DEPS += $(EMU_OBJ:.o=.d)
