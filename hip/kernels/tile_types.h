@@ -77,23 +77,37 @@ DEV void sub_block_32(const struct tile_buffer *x, int j, const wmma_i8_t b[2], 
     }
 }
 
-struct tile_q4_k {
-    enum { ACT = 256, MINS = 1, BLOCK = 144 };
-    typedef struct tile_head_k head;
+/* What Q4_K and Q5_K have in common: scales and minima, and nibbles that begin NIBBLES bytes into the block. */
+template <int BYTES, int NIBBLES> struct tile_with_mins {
+    enum { ACT = 256, MINS = 1, BLOCK = BYTES };
     struct part {
         wmma_i8_t q[2][2];
     };
-
-    DEV void load_head(struct tile_head_k *h, const uint8_t *w, uint32_t row, int, int b)
-    {
-        h->raw = load_i32x4(w + (row + (uint32_t)b * BLOCK));
-    }
 
     DEV void load(struct part *p, const uint8_t *w, uint32_t row, int, int b, int h2)
     {
         TILE_UNROLL
         for (int g = 0; g < 2; g++)
-            operand_pair(w + (row + (uint32_t)b * BLOCK + 16 + (uint32_t)(64 * h2 + 32 * g)), p->q[g]);
+            operand_pair(w + (row + (uint32_t)b * BLOCK + NIBBLES + (uint32_t)(64 * h2 + 32 * g)), p->q[g]);
+    }
+
+    DEV void unpack(struct tile_head_k *h)
+    {
+        head_k_unpack(h);
+    }
+
+    template <int N> DEV void finish(const struct tile_head_k *h, const struct tile_buffer *x, const i32x8_t (&isum)[N], f32x8_t (&y)[N])
+    {
+        head_k_finish<N>(h, x, isum, y);
+    }
+};
+
+struct tile_q4_k : tile_with_mins<144, 16> {
+    typedef struct tile_head_k head;
+
+    DEV void load_head(struct tile_head_k *h, const uint8_t *w, uint32_t row, int, int b)
+    {
+        h->raw = load_i32x4(w + (row + (uint32_t)b * BLOCK));
     }
 
     template <int N> DEV void multiply(const struct part *p, head *h, const struct tile_buffer *x, int h2, int, i32x8_t (&isum)[N], f32x8_t (&)[N])
@@ -113,38 +127,17 @@ struct tile_q4_k {
             sub_block_32<N, true>(x, j + 1, high, (int)(h->scale[h2] >> (16 * g + 8) & 255U), a, isum);
         }
     }
-
-    DEV void unpack(head *h)
-    {
-        head_k_unpack(h);
-    }
-
-    template <int N> DEV void finish(const head *h, const struct tile_buffer *x, const i32x8_t (&isum)[N], f32x8_t (&y)[N])
-    {
-        head_k_finish<N>(h, x, isum, y);
-    }
 };
 
-struct tile_q5_k {
-    enum { ACT = 256, MINS = 1, BLOCK = 176 };
+struct tile_q5_k : tile_with_mins<176, 48> {
     struct head : tile_head_k {
         wmma_i8_t bits[2];
-    };
-    struct part {
-        wmma_i8_t q[2][2];
     };
 
     DEV void load_head(head *h, const uint8_t *w, uint32_t row, int, int b)
     {
         h->raw = load_i32x4(w + (row + (uint32_t)b * BLOCK));
         operand_pair(w + (row + (uint32_t)b * BLOCK + 16), h->bits);
-    }
-
-    DEV void load(struct part *p, const uint8_t *w, uint32_t row, int, int b, int h2)
-    {
-        TILE_UNROLL
-        for (int g = 0; g < 2; g++)
-            operand_pair(w + (row + (uint32_t)b * BLOCK + 48 + (uint32_t)(64 * h2 + 32 * g)), p->q[g]);
     }
 
     DEV wmma_i8_t fifth_bit(wmma_i8_t bits, int j) /* bit j of every byte, as 16 */
@@ -167,16 +160,6 @@ struct tile_q5_k {
             sub_block_32<N, false>(x, j, low, (int)(h->scale[h2] >> 16 * g & 255U), a, isum);
             sub_block_32<N, false>(x, j + 1, high, (int)(h->scale[h2] >> (16 * g + 8) & 255U), a, isum);
         }
-    }
-
-    DEV void unpack(head *h)
-    {
-        head_k_unpack(h);
-    }
-
-    template <int N> DEV void finish(const head *h, const struct tile_buffer *x, const i32x8_t (&isum)[N], f32x8_t (&y)[N])
-    {
-        head_k_finish<N>(h, x, isum, y);
     }
 };
 
