@@ -6,7 +6,7 @@
 enum {
     TASKS_PER_THREAD = 8, /* enough that no thread waits long for the last one */
     TILE_MIN = MATMUL_ROWS,
-    TILE_MAX = 128,  /* weight rows of one task */
+    TILE_MAX = 512,  /* weight rows of one task */
     ROW_BLOCK = 128, /* activation rows of one task */
     ROWS_PER_TASK = 4,
     SMALL_FLOATS = 16384, /* f32 work below this is done by the calling thread alone */
