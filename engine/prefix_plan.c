@@ -27,7 +27,7 @@ static bool begins_with(const struct tokenizer *t, const int32_t *ids, int n, co
 /* Behind the line that opens a message, "<|im_start|>ROLE\n" from i on. */
 static int role_end(const struct tokenizer *t, const int32_t *ids, int n, int i)
 {
-    enum { ROLE_TOKENS = 8 };
+    enum { ROLE_TOKENS = 16 }; /* of a vocabulary whose tokens are single bytes, too */
     for (int k = i + 1; k < n && k <= i + ROLE_TOKENS; k++) {
         size_t len;
         const char *bytes = tokenizer_bytes(t, ids[k], &len);

@@ -759,6 +759,30 @@ static void a_prompt_wants_snapshots_where_the_next_one_begins(void **state)
     tokenizer_close(t);
 }
 
+/* However many tokens it takes: a vocabulary of single bytes spells the role out, and a snapshot that missed it would cost a step of its own. */
+static void the_line_that_opens_the_answer_is_known_by_its_text(void **state)
+{
+    (void)state;
+    struct tokenizer *t = open_tokenizer();
+    const struct prefix_marks m = prefix_marks_of(t);
+    struct token_list ids = {0};
+    add_message(t, &ids, "user", 100);
+    token_list_add(&ids, m.im_start);
+    const size_t role = ids.len;
+    for (const char *c = "assistant\n"; *c; c++) {
+        const struct text_range one = {0, 1};
+        assert_int_equal(tokenizer_encode(t, c, 1, &one, 1, 0, &ids, NULL), 0);
+    }
+    assert_int_equal(ids.len - role, strlen("assistant\n")); /* one each */
+    const int opened = (int)ids.len;
+    for (int i = 0; i < 6; i++)
+        token_list_add(&ids, 300);
+    int plan[PLAN_MOST] = {0};
+    expect_plan(plan, prefix_plan(&m, ids.ids, (int)ids.len, 0, 0, true, 1, plan), &opened, 1);
+    token_list_free(&ids);
+    tokenizer_close(t);
+}
+
 static void only_a_system_message_counts_as_one(void **state)
 {
     (void)state;
@@ -827,6 +851,7 @@ int main(void)
         cmocka_unit_test(an_empty_space_goes),
         cmocka_unit_test(short_messages_share_a_position),
         cmocka_unit_test(a_prompt_wants_snapshots_where_the_next_one_begins),
+        cmocka_unit_test(the_line_that_opens_the_answer_is_known_by_its_text),
         cmocka_unit_test(only_a_system_message_counts_as_one),
         cmocka_unit_test(a_long_text_has_landing_points_on_the_way),
     };
