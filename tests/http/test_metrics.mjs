@@ -308,30 +308,36 @@ test('what was read for a client who left in mid-prompt is not read again', asyn
 
 // ---- deterministic ----
 
-test('with --deterministic a request without a seed gives the same text again, and among eight others; without it, it does not', async () => {
-    const request = { ...endless({ max_tokens: 40 }), stream: false };
+test('with --deterministic a request without a seed gives the same bytes again, from the cache and among eight others; without it, it does not', async () => {
+    const messages = [c.user(c.record(40, 7) + ' Hello')];
+    const request = { ...endless({ messages, max_tokens: 40 }), stream: false, logprobs: true, top_logprobs: 20 };
     delete request.seed;
-    const text = async (server) => (await c.ask(server, request)).text;
+    // The text, and the logprobs as they were printed: what is drawn from 20 places of 40 differs with the last bit of any of them.
+    const bytes = (a) => a.text + a.logprobs;
+    const answer = async (server, more = {}) => c.ask(server, { ...request, ...more });
     const free = await Server.start();
     const answers = new Set();
-    for (let i = 0; i < 4; i++) answers.add(await text(free));
+    for (let i = 0; i < 4; i++) answers.add((await answer(free)).text);
     assert.ok(answers.size > 1, 'the answer leaves room for chance');
     await free.stop();
 
     const server = await Server.start(['--deterministic', '--max-running', '9']);
-    const alone = await text(server);
-    assert.equal(await text(server), alone);
+    const alone = await answer(server), again = await answer(server);
+    assert.equal(alone.cached, 0);
+    assert.ok(again.cached > 0);
+    assert.equal(bytes(again), bytes(alone));
     const others = await Promise.all([...Array(8)].map(() => server.connect()));
-    for (const [i, other] of others.entries()) {
-        const messages = i % 2 ? [c.user(c.record(20, i))] : request.messages;
-        other.post(endless({ messages, seed: 100 + i, max_tokens: 4000 }));
-    }
+    for (const [i, other] of others.entries())
+        other.post(endless({ messages: i % 2 ? [c.user(c.record(20, i))] : messages, seed: 100 + i, max_tokens: 4000 }));
     await server.counts(8, 0);
-    assert.equal(await text(server), alone);
+    assert.equal(bytes(await answer(server)), bytes(alone));
+    const cold = await answer(server, { cache_namespace: 'another' });
+    assert.equal(cold.cached, 0);
+    assert.equal(bytes(cold), bytes(alone));
     await server.counts(8, 0); // the others were there all the time
-    const seeded = async (seed) => (await c.ask(server, { ...request, seed })).text;
+    const seeded = async (seed) => bytes(await answer(server, { seed }));
     assert.equal(await seeded(5), await seeded(5));
-    assert.notEqual(await seeded(5), alone, 'a seed is still heeded');
+    assert.notEqual(await seeded(5), bytes(alone), 'a seed is still heeded');
     for (const other of others) other.leave();
     await server.stop();
 });
