@@ -1,6 +1,7 @@
 /* server/main.c: the program. Picks the subcommand and nothing else. */
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "config/config.h"
 #include "server/commands.h"
@@ -36,8 +37,18 @@ static const struct {
     {"-h", cmd_help},         {"version", cmd_version},   {"--version", cmd_version},
 };
 
+/* A crash must not leave the records that were in memory in a file, or with the system's collector of crashes. Of the limit the kernel knows two values that
+ * matter here: 0 forbids the file, but a collector (a core_pattern that is a program) is started all the same; 1 forbids both (core(5)). */
+static void keep_memory_out_of_core_dumps(void)
+{
+    const struct rlimit none = {1, 1}, file = {0, 0};
+    if (setrlimit(RLIMIT_CORE, &none)) /* a hard limit of 0 was there before */
+        setrlimit(RLIMIT_CORE, &file);
+}
+
 int main(int argc, char **argv)
 {
+    keep_memory_out_of_core_dumps();
     if (argc < 2) {
         config_help(stderr);
         return 2;

@@ -151,6 +151,55 @@ the_usual_limit_of_open_files_does_not_limit_connections() {
         serve_limited 200 100 300 && [ "$(cat "$scratch/limit")" -eq 200 ] && err_has "--max-connections 300"
 }
 
+# What is in memory is somebody's record. Where core files go to the folder (see the control), none may appear; elsewhere the limit must be the one that stops collectors.
+a_crash_leaves_no_copy_of_memory_behind() {
+    mkdir -p "$scratch/crash" "$scratch/control"
+    here=$PWD
+    (cd "$scratch/control" && ulimit -c unlimited && exec sh -c 'kill -SEGV $$') 2>/dev/null
+    case $program in /*) crashing=$program ;; *) crashing=$here/$program ;; esac
+    (cd "$scratch/crash" && ulimit -c unlimited && exec "$crashing" serve --model "$here/tests/demo-model/demo-q8_0.gguf" --port 0 --kv-memory 64) \
+        >"$scratch/out" 2>"$scratch/err" </dev/null &
+    pid=$!
+    for _ in $(seq 300); do
+        grep -q '^listening' "$scratch/out" && break
+        sleep 0.1
+    done
+    sed -n 's/^Max core file size *\([0-9]*\) *\([0-9]*\).*/\1 \2/p' "/proc/$pid/limits" >"$scratch/limit"
+    kill -SEGV "$pid"
+    wait "$pid" 2>/dev/null
+    [ $? -eq 139 ] || { echo "# it did not crash"; return 1; }
+    [ "$(cat "$scratch/limit")" = "1 1" ] || { echo "# the limit is $(cat "$scratch/limit")"; return 1; }
+    [ -z "$(ls "$scratch/control")" ] || [ -z "$(ls "$scratch/crash")" ] || { echo "# $(ls "$scratch/crash")"; return 1; }
+}
+
+# What is installed starts as the service says, with the settings that are installed beside it; they are the user's and stay.
+the_installed_service_starts_and_keeps_its_settings() {
+    root=$scratch/root
+    build=${program%/bedside}
+    install="make --no-print-directory -s -o all BUILD=$build DESTDIR=$root PREFIX=/opt/b"
+    $install install >"$scratch/out" 2>&1 || { sed 's/^/# /' "$scratch/out"; return 1; }
+    unit=$root/opt/b/lib/systemd/system/bedside.service
+    if command -v systemd-analyze >/dev/null; then
+        sed "s|ExecStart=/opt/b|ExecStart=$(readlink -f "$root")/opt/b|" "$unit" >"$scratch/bedside.service"
+        systemd-analyze verify --man=no "$scratch/bedside.service" >"$scratch/err" 2>&1 || { sed 's/^/# /' "$scratch/err"; return 1; }
+        ! grep bedside.service "$scratch/err" || return 1
+    fi
+    printf 'model = tests/demo-model/demo-q8_0.gguf\nport = 0\nkv-memory = 64\n' >>"$root/etc/bedside.conf"
+    command=$(sed -n 's/^ExecStart=//p' "$unit" | sed "s| /etc/| $root/etc/|; s| /var/lib/| $scratch/state/|; s|^|$root|")
+    mkdir -p "$scratch/state"
+    $command >"$scratch/out" 2>"$scratch/err" </dev/null &
+    pid=$!
+    for _ in $(seq 300); do
+        grep -q '^listening' "$scratch/out" && break
+        sleep 0.1
+    done
+    kill "$pid"
+    wait "$pid" || return 1
+    out_has listening && [ -d "$scratch/state/bedside" ] || return 1
+    $install install && grep -q 'kv-memory = 64' "$root/etc/bedside.conf" || { echo "# settings were overwritten"; return 1; }
+    $install uninstall >/dev/null && [ "$(cd "$root" && find . -type f)" = ./etc/bedside.conf ]
+}
+
 make_run_takes_a_file_whose_name_has_spaces() {
     printf 'no model' >"$scratch/a b.gguf"
     make --no-print-directory -s -o deps run BUILD="$scratch" MODEL="$scratch/a b.gguf" -n >"$scratch/out" 2>&1
@@ -194,6 +243,8 @@ promise a_kv_type_decides_how_much_context_fits
 promise writing_to_a_full_disk_is_an_error
 promise a_key_for_a_cache_that_is_not_on_disk_is_refused
 promise the_usual_limit_of_open_files_does_not_limit_connections
+promise a_crash_leaves_no_copy_of_memory_behind
+promise the_installed_service_starts_and_keeps_its_settings
 promise make_run_takes_a_file_whose_name_has_spaces
 promise an_option_of_another_command_is_refused_by_name
 promise make_run_compiles_for_the_gpus_that_are_there
