@@ -43,6 +43,18 @@ test: deps
 deps:
 	@tools/install-deps.sh
 
+# The program, and a service for systemd with its settings (which are not overwritten). DESTDIR: a folder to install into instead of /.
+PREFIX ?= /usr/local
+install: all
+	install -D -m 755 $(BUILD)/bedside "$(DESTDIR)$(PREFIX)/bin/bedside"
+	install -d "$(DESTDIR)$(PREFIX)/lib/systemd/system" "$(DESTDIR)/etc"
+	sed 's|@BIN@|$(PREFIX)/bin/bedside|' tools/bedside.service.in >"$(DESTDIR)$(PREFIX)/lib/systemd/system/bedside.service"
+	[ -e "$(DESTDIR)/etc/bedside.conf" ] || install -m 644 tools/bedside.conf "$(DESTDIR)/etc/bedside.conf"
+
+uninstall:
+	rm -f "$(DESTDIR)$(PREFIX)/bin/bedside" "$(DESTDIR)$(PREFIX)/lib/systemd/system/bedside.service"
+	@echo "left where they are, as they are yours: $(DESTDIR)/etc/bedside.conf, and what the service cached in /var/lib/bedside"
+
 tests: $(TESTS)
 bench: $(BENCHES) $(BUILD)/hip/libamdhip64-emu.so
 
@@ -108,6 +120,7 @@ help:
 	@echo "make test                   install, build, run every test"
 	@echo "make test-hip               every GPU test: all kernels on the emulator and the shim, whole models"
 	@echo "make                        build/bedside only"
+	@echo "make install [PREFIX=/usr/local]  the program, and a service for systemd; make uninstall"
 	@echo "make asan | clang | check | fuzz | bench | load"
 	@echo "make clean"
 
@@ -115,5 +128,5 @@ clean:
 	rm -rf build build-*
 
 -include $(DEPS)
-.PHONY: all run test deps tests bench load asan fuzz fuzzers clang check help clean
+.PHONY: all run test deps install uninstall tests bench load asan fuzz fuzzers clang check help clean
 .DELETE_ON_ERROR:
