@@ -50,6 +50,9 @@ static const struct setting settings[] = {
              "the CPU"},
     {MODEL, "hip-library", TEXT, AT(hip_library), .preset = "", .value = "FILE",
      .help = "AMD's HIP runtime library; empty: libamdhip64 where the system finds it"},
+    {MODEL, "hip-graph", CHOICE, AT(hip_graph), .preset = "off", .choices = "on|off", .value = "on|off",
+     .help =
+         "on: the GPU gets a step of writing as one HIP graph instead of some hundred kernels, unless a check at start finds replayed graphs wrong"},
     {MODEL, "threads", WHOLE, AT(threads), .preset = "auto", .min = 1, .max = 1024, .auto_whole = 0, .automatic = "one per physical core",
      .value = "N", .help = "CPU threads that compute"},
     {MODEL, "kv-type", CHOICE, AT(kv_type), .preset = "f16", .choices = "f16|q8_0|f32", .value = "TYPE",

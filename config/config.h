@@ -18,6 +18,7 @@ struct config {
     int64_t context;   /* --context: tokens per request; 0 = min(the model's, 32768) */
     char *device;      /* --device: auto | cpu | hip | hip:N */
     char *hip_library; /* --hip-library: "" = libamdhip64 where the system finds it */
+    char *hip_graph;   /* --hip-graph: on | off */
     int64_t threads;   /* --threads; 0 = physical cores */
     char *kv_type;     /* --kv-type: f16 | q8_0 | f32 */
     int64_t kv_memory; /* --kv-memory: MiB for KV pages and states; 0 = what is free, less a margin */

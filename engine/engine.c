@@ -273,7 +273,7 @@ static struct backend *open_backend(const struct engine *e, const struct engine_
         error_set(err, "the GPU has no kernel for tensor %s of type %s", t->name, block_info(t->type)->name);
         return NULL;
     }
-    struct hip_options options = {.library = o->hip_library, .device = o->device_ordinal, .no_selftest = o->no_selftest};
+    struct hip_options options = {.library = o->hip_library, .device = o->device_ordinal, .graph = o->hip_graph, .no_selftest = o->no_selftest};
     for (size_t i = 0; i < gguf_tensor_count(e->file); i++)
         options.types |= UINT64_C(1) << gguf_tensor_at(e->file, i)->type; /* below 64: supported types only */
     return backend_open_hip(shape, &options, err);

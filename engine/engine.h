@@ -37,6 +37,7 @@ struct engine_options {
     enum device device;
     int device_ordinal;      /* which of several GPUs */
     const char *hip_library; /* NULL or "" = libamdhip64 where the system finds it */
+    bool hip_graph;          /* decode steps as HIP graphs, where they can be trusted */
     int n_threads;           /* 0 = physical cores */
     enum kv_type kv_type;
     uint64_t kv_budget; /* bytes for KV pages and states; 0 = what memory allows (see engine_info.pages_total) */

@@ -8,6 +8,7 @@
 #include "base/alloc.h"
 #include "engine/memory.h"
 #include "hip/bundle.h"
+#include "hip/graph.h"
 #include "hip/runtime.h"
 
 enum {
@@ -45,9 +46,11 @@ struct hip_device {
     hip_module module;
     hip_function functions[K_COUNT + 1];
     struct piece ring[PIECES];
-    int piece;                /* being filled */
-    unsigned char *read_room; /* [READ_BYTES], pinned */
-    struct error error;       /* sticky, "" = none */
+    int piece;                 /* being filled */
+    unsigned char *read_room;  /* [READ_BYTES], pinned */
+    struct hip_graphs *graphs; /* NULL: off */
+    bool recording;            /* launches are added to its list */
+    struct error error;        /* sticky, "" = none */
     bool lost;
 };
 
@@ -107,6 +110,93 @@ static bool ok_wait(struct hip_device *d, int rc, const char *what)
 static bool ready(struct hip_device *d)
 {
     return !hip_device_failed(d) && ok(d, d->rt.hipSetDevice(d->ordinal), "choosing the device");
+}
+
+/* ---- work ---- */
+
+static int submit(void *owner, hip_stream stream, const struct hip_launch *l, const void *params)
+{
+    struct hip_device *d = owner;
+    void *args[1];
+    memcpy(args, &params, sizeof params);
+    return d->rt.hipModuleLaunchKernel(d->functions[l->kernel], l->gx, l->gy, l->gz, kernels[l->kernel].threads, 1, 1, 0, stream, args, NULL);
+}
+
+/* Launches that were recorded go out before anything else is queued or waited for; those of a step that has failed are dropped. */
+static void flush(struct hip_device *d)
+{
+    if (!d->graphs)
+        return;
+    if (hip_device_failed(d)) {
+        hip_graphs_drop(d->graphs);
+        return;
+    }
+    const struct hip_flushed f = hip_graphs_flush(d->graphs, d->stream);
+    if (f.rc != HIP_OK)
+        ok(d, f.rc, f.kernel < 0 ? "replaying a step" : kernels[f.kernel].name);
+    d->recording = d->recording && !hip_graphs_failure(d->graphs);
+}
+
+void hip_device_launch(struct hip_device *d, enum hip_kernel kernel, unsigned gx, unsigned gy, unsigned gz, const void *params, size_t params_bytes)
+{
+    if (hip_device_failed(d) || gx == 0 || gy == 0 || gz == 0)
+        return;
+    const uint64_t threads = (uint64_t)gx * kernels[kernel].threads;
+    if (threads > UINT32_MAX || gy > UINT16_MAX || gz > UINT16_MAX) {
+        hip_device_fail(d, "%s: a grid of %u x %u x %u workgroups is too large", kernels[kernel].name, gx, gy, gz);
+        return;
+    }
+    /* params_bytes is only for the record: the code object knows the size, and the runtime copies the struct before it returns. */
+    const struct hip_launch l = {.kernel = kernel, .gx = gx, .gy = gy, .gz = gz, .params_bytes = (uint32_t)params_bytes};
+    if (d->recording) {
+        if (hip_graphs_add(d->graphs, &l, params) == 0)
+            return;
+        flush(d); /* out of memory: this one goes out alone, in its turn */
+        if (hip_device_failed(d))
+            return;
+    }
+    const int rc = submit(d, d->stream, &l, params);
+    if (rc != HIP_OK)
+        ok(d, rc, kernels[kernel].name);
+}
+
+/* ---- graphs ---- */
+
+int hip_device_graphs_on(struct hip_device *d, struct error *err)
+{
+    if (d->graphs)
+        return 0;
+    return ready(d) ? hip_graphs_open(&d->graphs, &d->rt, submit, d, err) : error_set(err, "%s", d->error.text);
+}
+
+void hip_device_graphs_off(struct hip_device *d)
+{
+    if (!d->graphs)
+        return;
+    flush(d);
+    d->recording = false;
+    d->rt.hipSetDevice(d->ordinal);
+    if (!d->lost)
+        ok_wait(d, d->rt.hipStreamSynchronize(d->stream), "waiting for its work"); /* a graph may still run */
+    hip_graphs_close(d->graphs);
+    d->graphs = NULL;
+}
+
+void hip_device_repeats(struct hip_device *d, bool likely)
+{
+    if (!d->graphs)
+        return;
+    flush(d);
+    d->recording = likely && !hip_graphs_failure(d->graphs);
+}
+
+struct hip_device_graphs hip_device_graphs(const struct hip_device *d)
+{
+    if (!d->graphs)
+        return (struct hip_device_graphs){0};
+    const struct hip_graph_counts c = hip_graphs_counts(d->graphs);
+    const char *failure = hip_graphs_failure(d->graphs);
+    return (struct hip_device_graphs){.on = !failure, .failure = failure, .captured = c.captured, .replayed = c.replayed};
 }
 
 /* ---- opening ---- */
@@ -231,10 +321,12 @@ void hip_device_close(struct hip_device *d)
     if (!d)
         return;
     const struct hip_runtime *rt = &d->rt;
+    flush(d);
     if (d->stream) {
         rt->hipSetDevice(d->ordinal);
         rt->hipStreamSynchronize(d->stream); /* nothing may still use what is released now */
     }
+    hip_graphs_close(d->graphs);
     for (int i = 0; i < PIECES; i++) {
         if (d->ring[i].event)
             rt->hipEventDestroy(d->ring[i].event);
@@ -314,9 +406,12 @@ void hip_device_free(struct hip_device *d, void *p)
 {
     if (!p)
         return;
+    flush(d);
     d->rt.hipSetDevice(d->ordinal);
     if (!d->lost)
         ok_wait(d, d->rt.hipStreamSynchronize(d->stream), "waiting for its work"); /* queued work may still use it */
+    if (d->graphs)
+        hip_graphs_forget(d->graphs); /* what is allocated next may lie there */
     d->rt.hipFree(p);
 }
 
@@ -339,8 +434,10 @@ static bool next_piece(struct hip_device *d)
 }
 
 /* Everything queued is done: all pieces are free. */
-static void ring_idle(struct hip_device *d)
+static void queue_idle(struct hip_device *d)
 {
+    if (d->graphs)
+        hip_graphs_idle(d->graphs);
     for (int i = 0; i < PIECES; i++) {
         d->ring[i].pending = false;
         d->ring[i].used = 0;
@@ -349,6 +446,7 @@ static void ring_idle(struct hip_device *d)
 
 void *hip_device_stage(struct hip_device *d, size_t bytes)
 {
+    flush(d);
     if (!ready(d))
         return NULL;
     if (bytes > HIP_STAGE_BYTES) {
@@ -363,6 +461,7 @@ void *hip_device_stage(struct hip_device *d, size_t bytes)
 void hip_device_send(struct hip_device *d, void *dst, const void *staged, size_t bytes)
 {
     struct piece *p = &d->ring[d->piece];
+    flush(d);
     if (hip_device_failed(d) || bytes == 0)
         return;
     const size_t room = (bytes + STAGE_ALIGN - 1) / STAGE_ALIGN * STAGE_ALIGN;
@@ -387,12 +486,14 @@ void hip_device_write(struct hip_device *d, void *dst, const void *src, size_t b
 
 void hip_device_copy(struct hip_device *d, void *dst, const void *src, size_t bytes)
 {
+    flush(d);
     if (bytes > 0 && ready(d))
         ok(d, d->rt.hipMemcpyAsync(dst, src, bytes, HIP_DEVICE_TO_DEVICE, d->stream), "a copy in its memory");
 }
 
 void hip_device_zero(struct hip_device *d, void *dst, size_t bytes)
 {
+    flush(d);
     if (bytes > 0 && ready(d))
         ok(d, d->rt.hipMemsetAsync(dst, 0, bytes, d->stream), "clearing memory");
 }
@@ -400,6 +501,7 @@ void hip_device_zero(struct hip_device *d, void *dst, size_t bytes)
 int hip_device_gather(struct hip_device *d, void *dst, const struct hip_part *parts, size_t n, struct error *err)
 {
     size_t i = 0, done = 0; /* bytes of part i */
+    flush(d);
     while (i < n && ready(d)) {
         size_t used = 0;
         while (i < n && used < READ_BYTES) {
@@ -413,7 +515,7 @@ int hip_device_gather(struct hip_device *d, void *dst, const struct hip_part *pa
         }
         if (used == 0 || hip_device_failed(d) || !ok_wait(d, d->rt.hipStreamSynchronize(d->stream), "waiting for its work"))
             break;
-        ring_idle(d);
+        queue_idle(d);
         memcpy(dst, d->read_room, used);
         dst = (char *)dst + used;
     }
@@ -425,34 +527,18 @@ int hip_device_read(struct hip_device *d, void *dst, const void *src, size_t byt
     return hip_device_gather(d, dst, &(struct hip_part){src, bytes}, 1, err);
 }
 
-/* ---- work ---- */
-
-void hip_device_launch(struct hip_device *d, enum hip_kernel kernel, unsigned gx, unsigned gy, unsigned gz, const void *params, size_t params_bytes)
-{
-    if (hip_device_failed(d) || gx == 0 || gy == 0 || gz == 0)
-        return;
-    (void)params_bytes; /* the code object knows the size; the runtime copies the struct before it returns */
-    const uint64_t threads = (uint64_t)gx * kernels[kernel].threads;
-    if (threads > UINT32_MAX || gy > UINT16_MAX || gz > UINT16_MAX) {
-        hip_device_fail(d, "%s: a grid of %u x %u x %u workgroups is too large", kernels[kernel].name, gx, gy, gz);
-        return;
-    }
-    void *args[1];
-    memcpy(args, &params, sizeof params);
-    int rc = d->rt.hipModuleLaunchKernel(d->functions[kernel], gx, gy, gz, kernels[kernel].threads, 1, 1, 0, d->stream, args, NULL);
-    if (rc != HIP_OK)
-        ok(d, rc, kernels[kernel].name);
-}
+/* ---- waiting ---- */
 
 /* The queue is usable again after an error that came from the host's side, such as a bad argument. Work that failed on the GPU has taken the context
  * with it. */
 int hip_device_sync(struct hip_device *d, struct error *err)
 {
+    flush(d);
     if (d->lost)
         return error_set(err, "%s", d->error.text);
     d->rt.hipSetDevice(d->ordinal);
     if (ok_wait(d, d->rt.hipStreamSynchronize(d->stream), "waiting for its work"))
-        ring_idle(d);
+        queue_idle(d);
     if (!hip_device_failed(d))
         return 0;
     error_set(err, "%s", d->error.text);

@@ -61,6 +61,20 @@ void hip_device_zero(struct hip_device *d, void *dst, size_t bytes);
 void hip_device_launch(struct hip_device *d, enum hip_kernel kernel, unsigned gx, unsigned gy, unsigned gz, const void *params, size_t params_bytes);
 #define HIP_LAUNCH(d, name, gx, gy, gz, p) hip_device_launch(d, K_##name, gx, gy, gz, &(p), sizeof(p))
 
+/* Graphs: launches that repeat, as one submission (hip/graph.h). Off unless turned on; -1 with err: the runtime library cannot. */
+int hip_device_graphs_on(struct hip_device *d, struct error *err);
+void hip_device_graphs_off(struct hip_device *d);
+
+/* Whether the launches that follow are likely to be those of an earlier step. They are then held back until anything else is queued or waited for. */
+void hip_device_repeats(struct hip_device *d, bool likely);
+
+struct hip_device_graphs {
+    bool on;
+    const char *failure; /* that turned them off for good; NULL: none */
+    uint64_t captured, replayed;
+};
+struct hip_device_graphs hip_device_graphs(const struct hip_device *d);
+
 /* Waits for everything queued, then copies. -1 with err (the sticky error, which stays). */
 int hip_device_read(struct hip_device *d, void *dst, const void *src, size_t bytes, struct error *err);
 

@@ -226,6 +226,24 @@ static void look_at_device(struct report *r, const struct hip_runtime *rt, int i
         line(r, "", "there are no kernels for %s in this build", arch.name);
 }
 
+/* Without them the GPU can be used all the same. A runtime that does not replay well may do worse, so they are only tried where they are wanted. */
+static void look_at_graphs(struct report *r, struct hip_device *d)
+{
+    struct error err = {""};
+    const uint64_t start = clock_ns();
+    if (!r->o->graph) {
+        line(r, "HIP graphs", "off (--hip-graph on)");
+    } else if (hip_graphs_try(d, &err) == 0) {
+        line(r, "HIP graphs", "on, and what was replayed was right (%.2f s)", (double)(clock_ns() - start) / 1e9);
+    } else if (hip_device_failed(d)) {
+        line(r, "HIP graphs", "failed");
+        wrong(r, "the GPU failed when HIP graphs were tried (leave hip-graph off): %s", err.text);
+    } else {
+        line(r, "HIP graphs", "wanted, but they stay off");
+        hint(r, "kernels are launched one by one, as without --hip-graph on: %s", err.text);
+    }
+}
+
 static void test_device(struct report *r, const char *library)
 {
     struct hip_device *d = NULL;
@@ -248,6 +266,7 @@ static void test_device(struct report *r, const char *library)
         wrong(r, "%s", err.text);
     } else {
         line(r, "self-test", "every operation agrees with the CPU (%.2f s)", (double)(clock_ns() - start) / 1e9);
+        look_at_graphs(r, d);
     }
     hip_device_close(d);
 }

@@ -3,6 +3,7 @@
 #ifndef BEDSIDE_HIP_DOCTOR_H
 #define BEDSIDE_HIP_DOCTOR_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 
@@ -10,6 +11,7 @@ struct hip_doctor_options {
     const char *library;   /* NULL or "": the usual names */
     int device;            /* the one to test */
     uint64_t types;        /* as hip_options.types */
+    bool graph;            /* hip-graph is on: may it be? */
     uint64_t weight_bytes; /* of the model that is to fit; 0: none */
     const char *root;      /* before /dev, /sys and /proc; "" but in tests */
 };

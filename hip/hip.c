@@ -116,11 +116,21 @@ static void describe(struct hip *h, const struct step_parts *at, const int32_t *
     }
 }
 
+/* Says once that graphs failed while steps were run. */
+static void tell_of_graphs(struct hip *h)
+{
+    const char *failure = hip_device_graphs(h->dev).failure;
+    if (failure && !h->told_of_graphs)
+        log_warn("HIP graphs are off from here on, and kernels are launched one by one: %s", failure);
+    h->told_of_graphs = failure != NULL;
+}
+
 static void op_begin(struct backend *b, const int32_t *ids, int n_rows, const struct span *spans, int n_spans)
 {
     struct hip *h = hip_of(b);
     struct error err = {""};
     h->step = (struct gpu_step){0};
+    tell_of_graphs(h);
     if (hip_device_failed(h->dev))
         return;
     const int64_t n_pages = slot_check_step(&b->shape, h->store->pages.n, h->store->states.n, ids, n_rows, spans, n_spans, &err);
@@ -136,6 +146,7 @@ static void op_begin(struct backend *b, const int32_t *ids, int n_rows, const st
         return;
     }
     describe(h, &at, ids, n_rows, spans, n_spans);
+    hip_device_repeats(h->dev, n_rows == n_spans); /* no prompt is read: what changes from step to step is in the description */
     hip_device_write(h->dev, h->step_dev, h->step_host, at.total);
     const char *dev = h->step_dev;
     h->step = (struct gpu_step){
@@ -256,12 +267,29 @@ bool backend_hip_takes(enum block_type type)
     return hip_layout_supported(type);
 }
 
+/* Graphs that cannot be had, or are not to be trusted, are done without. -1 only when the device was lost over them. */
+static int turn_graphs_on(struct hip_device *d, const struct hip_options *options, struct error *err)
+{
+    struct error why = {""};
+    const int rc = options->no_selftest ? hip_device_graphs_on(d, &why) : hip_graphs_try(d, &why);
+    if (rc == 0) {
+        log_info("HIP graphs are on: a step that only writes is one submission");
+        return 0;
+    }
+    if (hip_device_failed(d))
+        return error_set(err, "the GPU failed when HIP graphs were tried (leave hip-graph off): %s", why.text);
+    log_warn("HIP graphs stay off, and kernels are launched one by one: %s", why.text);
+    return 0;
+}
+
 struct backend *backend_open_hip(const struct backend_shape *shape, const struct hip_options *options, struct error *err)
 {
     struct hip_device *d = NULL;
     if (check_shape(shape, err) || hip_device_open(&d, options->library, options->device, err))
         return NULL;
-    struct backend *b = options->no_selftest || hip_selftest(d, options->types, shape, err) == 0 ? hip_open_on(d, shape, err) : NULL;
+    struct backend *b = NULL;
+    if ((options->no_selftest || hip_selftest(d, options->types, shape, err) == 0) && (!options->graph || turn_graphs_on(d, options, err) == 0))
+        b = hip_open_on(d, shape, err);
     if (!b) {
         hip_device_close(d);
         return NULL;

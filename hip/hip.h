@@ -8,7 +8,8 @@ struct hip_options {
     const char *library; /* the runtime library; NULL: BEDSIDE_HIP_LIBRARY or the usual names */
     int device;          /* ordinal */
     uint64_t types;      /* bits 1 << enum block_type of the weights to come: the self-test covers these; 0: all that there are kernels for */
-    bool no_selftest;    /* for tests of something else */
+    bool graph;          /* steps that repeat as HIP graphs, if the check at start finds them right */
+    bool no_selftest;    /* and no such check: for tests of something else */
 };
 
 /* Opens the device, runs the self-test of every kernel against the CPU, and makes the backend. NULL with err: what is missing, what failed (a kernel

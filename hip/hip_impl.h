@@ -2,6 +2,7 @@
  *
  *   runtime.c    dlopen of the HIP runtime
  *   device.c     one GPU: memory, queue, kernels, errors
+ *   graph.c      launches that repeat, as one submission
  *   layout.c     weights in the form that the kernels read
  *   hip.c        open, close, the start of a step, the table of operations
  *   hip_store.c  buffers, weights, KV pages, state slots and their packed images
@@ -9,7 +10,7 @@
  *   hip_moe.c    router and experts
  *   hip_attn.c   attn_store, attn_mix
  *   hip_delta.c  delta_conv, delta_rule
- *   selftest.c   every kernel against the CPU
+ *   selftest.c   every kernel against the CPU; selftest_graph.c: replayed launches against what they must give
  *
  * An operation of these files checks its buffers (hip_has, hip_fits), fills a parameter struct and launches; it never waits. Kernels are in
  * hip/kernels/, one file per concern, mirrored by the host file of the same name. */
@@ -46,6 +47,7 @@ struct hip {
     char name[40];          /* "hip gfx1152" */
     struct hip_device *dev;
     bool borrowed;           /* dev is closed by somebody else */
+    bool told_of_graphs;     /* that they have failed */
     struct hip_store *store; /* hip_store.c */
     struct gpu_step step;    /* of the step in progress; n_rows 0: none */
     struct span *spans;      /* [step.n_spans], the host's copy (pages not kept): for launch geometry */
@@ -148,5 +150,10 @@ void hip_delta_rule(struct backend *b, int layer, struct buffer *qkv, struct buf
 /* Runs every operation against the CPU on random data, with the weight types in `types` (bits 1 << enum block_type; 0: all) and the
  * heads of `like` (NULL: of all sizes that have kernels of their own). -1 with err naming the operation and the ISA. */
 int hip_selftest(struct hip_device *d, uint64_t types, const struct backend_shape *like, struct error *err);
+
+/* ---- selftest_graph.c ---- */
+
+/* Turns graphs on and checks that replays read what was written just before them. -1: they are off again, with the reason. */
+int hip_graphs_try(struct hip_device *d, struct error *err);
 
 #endif

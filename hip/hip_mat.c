@@ -308,6 +308,15 @@ void hip_mlp(struct backend *b, struct buffer *h, struct weight *norm, struct we
     products(hip, &back, 1, rows);
 }
 
+/* True when rows [n] are neighbours in order: all of a step's, or a prompt's last one. */
+static bool neighbours(const int32_t *rows, int n)
+{
+    for (int i = 1; i < n; i++)
+        if (rows[i] != rows[0] + i)
+            return false;
+    return true;
+}
+
 void hip_head(struct backend *b, struct buffer *h, struct weight *norm, struct weight *w, const int32_t *rows, int n, struct buffer *hidden,
               struct buffer *logits)
 {
@@ -335,8 +344,13 @@ void hip_head(struct backend *b, struct buffer *h, struct weight *norm, struct w
     }
     if (n == 0)
         return;
-    hip_device_write(hip->dev, hip->mat->rows, rows, (size_t)n * sizeof *rows);
-    struct act_params p = {.x = hidden ? hidden->dev : h->dev, .norm = hidden ? NULL : values_of(norm), .index = hip->mat->rows, .n = dim};
+    struct act_params p = {.x = hidden ? hidden->dev : h->dev, .norm = hidden ? NULL : values_of(norm), .n = dim};
+    if (neighbours(rows, n)) { /* nothing to send in mid-step */
+        p.x += (size_t)rows[0] * (size_t)dim;
+    } else {
+        hip_device_write(hip->dev, hip->mat->rows, rows, (size_t)n * sizeof *rows);
+        p.index = hip->mat->rows;
+    }
     activate(hip, &p, n, kind_bit(w));
     const struct product product = with_scratch(hip, w, logits->dev, false);
     products(hip, &product, 1, n);

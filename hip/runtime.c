@@ -58,6 +58,11 @@ int hip_runtime_load(struct hip_runtime *rt, const char *library, struct error *
     HIP_FUNCTIONS(HIP_FIND)
     HIP_FIND(hipGetErrorString, )
 #undef HIP_FIND
+#define HIP_LOOK(name, ...)                                                                                                                          \
+    if (find(handle, #name, &rt->name) && !rt->no_graphs)                                                                                            \
+        rt->no_graphs = #name;
+    HIP_GRAPH_FUNCTIONS(HIP_LOOK)
+#undef HIP_LOOK
     find(handle, "hipGetDevicePropertiesR0600", &rt->hipGetDevicePropertiesR0600);
     return 0;
 }

@@ -13,6 +13,8 @@ typedef struct hip_stream_opaque *hip_stream;
 typedef struct hip_event_opaque *hip_event;
 typedef struct hip_module_opaque *hip_module;
 typedef struct hip_function_opaque *hip_function;
+typedef struct hip_graph_opaque *hip_graph;
+typedef struct hip_graph_exec_opaque *hip_graph_exec;
 
 /* hipError_t, as far as we act on it. */
 enum {
@@ -34,12 +36,13 @@ enum {
     HIP_UNKNOWN = 999,
 };
 
-/* hipMemcpyKind, hipDeviceAttribute_t, hipStreamNonBlocking, hipEventDisableTiming. */
+/* hipMemcpyKind, hipDeviceAttribute_t, hipStreamNonBlocking, hipEventDisableTiming, hipStreamCaptureModeRelaxed. */
 enum { HIP_HOST_TO_DEVICE = 1, HIP_DEVICE_TO_HOST = 2, HIP_DEVICE_TO_DEVICE = 3 };
 enum { HIP_ATTR_INTEGRATED = 16, HIP_ATTR_COMPUTE_UNITS = 63, HIP_ATTR_WAVE_SIZE = 87 };
 enum { HIP_STREAM_NON_BLOCKING = 1, HIP_EVENT_DISABLE_TIMING = 2 };
+enum { HIP_CAPTURE_RELAXED = 2 };
 
-/* Every function that is used, all of them required: X(name, parameters...); each returns a hipError_t as int. */
+/* Every function that is always used, all of them required: X(name, parameters...); each returns a hipError_t as int. */
 #define HIP_FUNCTIONS(X)                                                                                                                             \
     X(hipInit, unsigned flags)                                                                                                                       \
     X(hipRuntimeGetVersion, int *version)                                                                                                            \
@@ -67,12 +70,23 @@ enum { HIP_STREAM_NON_BLOCKING = 1, HIP_EVENT_DISABLE_TIMING = 2 };
     X(hipModuleLaunchKernel, hip_function function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,                    \
       unsigned shared_bytes, hip_stream stream, void **params, void **extra)
 
+/* Only for graphs (hip/graph.h): NULL where the library lacks them. */
+#define HIP_GRAPH_FUNCTIONS(X)                                                                                                                       \
+    X(hipStreamBeginCapture, hip_stream stream, int mode)                                                                                            \
+    X(hipStreamEndCapture, hip_stream stream, hip_graph *graph)                                                                                      \
+    X(hipGraphInstantiate, hip_graph_exec *exec, hip_graph graph, void *error_node, char *log, size_t log_bytes)                                     \
+    X(hipGraphDestroy, hip_graph graph)                                                                                                              \
+    X(hipGraphLaunch, hip_graph_exec exec, hip_stream stream)                                                                                        \
+    X(hipGraphExecDestroy, hip_graph_exec exec)
+
 struct hip_runtime {
 #define HIP_MEMBER(name, ...) int (*(name))(__VA_ARGS__);
     HIP_FUNCTIONS(HIP_MEMBER)
+    HIP_GRAPH_FUNCTIONS(HIP_MEMBER)
 #undef HIP_MEMBER
     const char *(*hipGetErrorString)(int error);                 /* required too */
     int (*hipGetDevicePropertiesR0600)(void *prop, int ordinal); /* NULL in 5.x: only asked for the name of the instruction set */
+    const char *no_graphs;                                       /* the first function for graphs that is missing; NULL: all are there */
     char library[256];                                           /* the file that was loaded */
 };
 

@@ -1,6 +1,7 @@
 /* bedside doctor: can the GPU be used, and what is missing? With --model also: does the GPU take this model? */
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "engine/gguf.h"
 #include "hip/doctor.h"
@@ -35,7 +36,7 @@ int cmd_doctor(int argc, char **argv)
     if (rc >= 0)
         return rc;
     struct error err = {""};
-    struct hip_doctor_options o = {.library = c.hip_library, .device = setup_device_ordinal(&c), .root = ""};
+    struct hip_doctor_options o = {.library = c.hip_library, .device = setup_device_ordinal(&c), .graph = strcmp(c.hip_graph, "on") == 0, .root = ""};
     if (c.model[0] && look_at_model(c.model, &o, &err)) {
         fprintf(stderr, "bedside: %s\n", err.text);
         rc = 1;

@@ -53,6 +53,7 @@ static void device_of(const struct config *c, struct engine_options *o)
     o->device = strcmp(name, "auto") == 0 ? DEVICE_AUTO : strcmp(name, "cpu") == 0 ? DEVICE_CPU : DEVICE_HIP;
     o->device_ordinal = setup_device_ordinal(c);
     o->hip_library = c->hip_library;
+    o->hip_graph = strcmp(c->hip_graph, "on") == 0;
 }
 
 int setup_device_ordinal(const struct config *c)

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, MOST_FUNCTIONS = 64 };
+enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, CAPTURE_UNSUPPORTED = 900, MOST_FUNCTIONS = 64 };
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -241,17 +241,25 @@ EXPORT int hipHostFree(void *p)
     return OK;
 }
 
+/* Only launches may go onto a stream that is captured. */
+static bool captured(const void *stream)
+{
+    return stream && *(const char *)stream;
+}
+
 EXPORT int hipMemcpyAsync(void *dst, const void *src, size_t bytes, int kind, void *stream)
 {
     FAULT();
-    (void)stream;
+    if (captured(stream))
+        return CAPTURE_UNSUPPORTED;
     return kind < 1 || kind > 3 || !dst || !src ? INVALID_VALUE : enqueue((struct item){dst, src, 0, bytes});
 }
 
 EXPORT int hipMemsetAsync(void *dst, int value, size_t bytes, void *stream)
 {
     FAULT();
-    (void)stream;
+    if (captured(stream))
+        return CAPTURE_UNSUPPORTED;
     return dst ? enqueue((struct item){dst, NULL, value, bytes}) : INVALID_VALUE;
 }
 
@@ -279,7 +287,8 @@ EXPORT int hipStreamDestroy(void *stream)
 EXPORT int hipStreamSynchronize(void *stream)
 {
     FAULT();
-    (void)stream;
+    if (captured(stream))
+        return CAPTURE_UNSUPPORTED;
     do_until(n_queue);
     return OK;
 }
@@ -301,7 +310,8 @@ EXPORT int hipEventDestroy(void *event)
 EXPORT int hipEventRecord(void *event, void *stream)
 {
     FAULT();
-    (void)stream;
+    if (captured(stream))
+        return CAPTURE_UNSUPPORTED;
     *(size_t *)event = n_queue;
     return OK;
 }
@@ -340,6 +350,55 @@ EXPORT int hipModuleLaunchKernel(void *function, unsigned gx, unsigned gy, unsig
     FAULT();
     (void)stream;
     return function && gx && gy && gz && bx && by == 1 && bz == 1 && !shared && params && !extra ? OK : INVALID_VALUE;
+}
+
+/* ---- graphs: a stream's byte says whether it is captured ---- */
+
+EXPORT int hipStreamBeginCapture(void *stream, int mode)
+{
+    FAULT();
+    if (!stream || mode != 2 || *(char *)stream)
+        return INVALID_VALUE;
+    *(char *)stream = 1;
+    return OK;
+}
+
+EXPORT int hipStreamEndCapture(void *stream, void **graph)
+{
+    FAULT(); /* the stream stays as it is: nothing else may be asked of it */
+    if (!stream || !*(char *)stream)
+        return INVALID_VALUE;
+    *(char *)stream = 0;
+    return handle(graph, 1);
+}
+
+EXPORT int hipGraphInstantiate(void **exec, void *graph, void *node, char *log, size_t bytes)
+{
+    FAULT();
+    (void)node;
+    (void)log;
+    (void)bytes;
+    return graph ? handle(exec, 1) : INVALID_VALUE;
+}
+
+EXPORT int hipGraphDestroy(void *graph)
+{
+    release_block(graph);
+    FAULT();
+    return OK;
+}
+
+EXPORT int hipGraphExecDestroy(void *exec)
+{
+    release_block(exec);
+    FAULT();
+    return OK;
+}
+
+EXPORT int hipGraphLaunch(void *exec, void *stream)
+{
+    FAULT();
+    return exec && stream && !*(char *)stream ? OK : INVALID_VALUE;
 }
 
 EXPORT const char *hipGetErrorString(int error)

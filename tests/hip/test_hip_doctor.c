@@ -60,15 +60,19 @@ static void a_good_system(void)
     put("/dev/dri/renderD128", "");
 }
 
-static int doctor(const char *library, uint64_t types, uint64_t weight_bytes)
+static int doctor_with(const struct hip_doctor_options o)
 {
-    const struct hip_doctor_options o = {.library = library, .root = root, .types = types, .weight_bytes = weight_bytes};
     memset(text, 0, sizeof text);
     FILE *out = fmemopen(text, sizeof text - 1, "w");
     assert_non_null(out);
     const int rc = hip_doctor(out, &o);
     fclose(out);
     return rc;
+}
+
+static int doctor(const char *library, uint64_t types, uint64_t weight_bytes)
+{
+    return doctor_with((struct hip_doctor_options){.library = library, .root = root, .types = types, .weight_bytes = weight_bytes});
 }
 
 static void a_machine_without_anything_is_told_what_is_missing(void **state)
@@ -164,12 +168,38 @@ static void a_gpu_that_computes_as_the_cpu_does_can_be_used_unless_the_model_is_
     a_good_system();
     assert_int_equal(doctor(shim, UINT64_C(1) << BLOCK_F16, 1000), 0);
     assert_contains(text, "every operation agrees with the CPU");
+    assert_contains(text, "HIP graphs   off (--hip-graph on)");
     assert_contains(text, "GPU 0 can be used: --device hip:0");
     assert_contains(text, "kernels for ");
     setenv("SHIM_SKIP", "embed", 1); /* quick */
     assert_int_equal(doctor(shim, UINT64_C(1) << BLOCK_F16, UINT64_C(1) << 60), 1);
     assert_contains(text, "weights do not fit");
     assert_contains(text, "ttm.pages_limit");
+}
+
+/* Graphs are tried only where they were asked for, and the GPU can be used without. */
+static void hip_graphs_are_tried_where_they_are_wanted(void **state)
+{
+    (void)state;
+    char emulator[4400];
+    hip_need_bundle();
+    a_good_system();
+    struct hip_doctor_options o = {.library = hip_test_library("shim"), .root = root, .types = UINT64_C(1) << BLOCK_F16, .graph = true};
+    assert_int_equal(doctor_with(o), 0);
+    assert_contains(text, "HIP graphs   wanted, but they stay off");
+    assert_contains(text, "has no function hipStreamBeginCapture");
+    assert_contains(text, "GPU 0 can be used");
+    if (!hip_can_emulate("gfx1152"))
+        return;
+    snprintf(emulator, sizeof emulator, "%s", hip_test_library("emu"));
+    o.library = emulator;
+    assert_int_equal(doctor_with(o), 0);
+    assert_contains(text, "HIP graphs   on, and what was replayed was right");
+    setenv("EMU_STALE", "200", 1);
+    assert_int_equal(doctor_with(o), 0);
+    unsetenv("EMU_STALE");
+    assert_contains(text, "HIP graphs   wanted, but they stay off");
+    assert_contains(text, "a graph that is replayed reads old values");
 }
 
 int main(void)
@@ -183,6 +213,7 @@ int main(void)
         CASE(no_device_and_an_unknown_one_are_told),
         CASE(a_gpu_that_computes_nothing_fails_the_self_test),
         CASE(a_gpu_that_computes_as_the_cpu_does_can_be_used_unless_the_model_is_too_large),
+        CASE(hip_graphs_are_tried_where_they_are_wanted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

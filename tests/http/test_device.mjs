@@ -65,6 +65,26 @@ test('the machine code of gfx1152, emulated, answers a chat as the CPU does, fro
     await server.stop();
 });
 
+test('with HIP graphs the answers are the same, two at once too; a runtime that replays them wrongly, or has none, is served without', { skip: skipEmulator }, async () => {
+    const other = { ...request, messages: [{ role: 'user', content: longText(60) + 'Hello' }], max_tokens: 12 };
+    const cpu = await Server.start(['--device', 'cpu']);
+    const expected = [await answer(cpu), await answer(cpu, other)];
+    await cpu.stop();
+    const cases = [
+        [emulator, {}, /info +HIP graphs are on/],
+        [emulator, { EMU_STALE: '200' }, /warn +HIP graphs stay off, .*: a graph that is replayed reads old values/],
+        [shim, {}, /warn +HIP graphs stay off, .*: .*libamdhip64-shim\.so has no function hipStreamBeginCapture/],
+    ];
+    for (const [library, env, said] of cases) {
+        const server = await Server.start([...gpu, '--hip-library', library, '--device', 'hip', '--hip-graph', 'on'], env);
+        assert.match(server.log, said);
+        const got = library === shim ? [await answer(server), expected[1]] : await Promise.all([answer(server), answer(server, other)]);
+        assert.deepEqual(got, expected);
+        assert.equal(server.log.match(/HIP graphs/g).length, 1, server.log);
+        await server.stop();
+    }
+});
+
 test('a GPU that computes wrong numbers: auto serves on the CPU and says why, hip ends at start-up', { skip }, async () => {
     const broken = { SHIM_SKIP: 'delta_conv' };
     const server = await Server.start([...gpu, '--device', 'auto'], broken);

@@ -72,7 +72,12 @@ static void a_device_is_auto_cpu_or_a_gpu_by_number(void **state)
     assert_int_equal(LOAD_NOTHING(), 0);
     assert_string_equal(c.device, "auto");
     assert_string_equal(c.hip_library, "");
+    assert_string_equal(c.hip_graph, "off");
     config_free(&c);
+    assert_int_equal(LOAD("--hip-graph", "on"), 0);
+    assert_string_equal(c.hip_graph, "on");
+    config_free(&c);
+    refuse(LOAD("--hip-graph", "auto"), "on|off");
     setenv("BEDSIDE_HIP_LIBRARY", "/opt/rocm/lib/libamdhip64.so", 1);
     assert_int_equal(LOAD_NOTHING(), 0);
     assert_string_equal(c.hip_library, "/opt/rocm/lib/libamdhip64.so");
@@ -345,7 +350,7 @@ static const char *const names[] = {
     "max-running",   "max-queue",     "max-connections", "max-body",     "idle-timeout", "drain-timeout", "prefill-chunk", "temperature",  "top-p",
     "top-k",         "min-p",         "repeat-penalty",  "max-tokens",   "log-level",    "config",        "prompt",        "system",       "no-think",
     "seed",          "max-gap",       "deterministic",   "cache-memory", "cache-dir",    "cache-disk",    "cache-key",     "share-system", "clients",
-    "prompt-tokens", "answer-tokens", "requests",        "json",         "device",       "hip-library"};
+    "prompt-tokens", "answer-tokens", "requests",        "json",         "device",       "hip-library",   "hip-graph"};
 
 static void help_lists_every_setting_and_command_within_100_columns(void **state)
 {

@@ -7,6 +7,7 @@
  *   EMU_THREADS=n EMU_LEVEL=base|avx2  how the host runs it
  *   EMU_RACES=1 EMU_REVERSED=1         look for races on LDS; run the waves of a workgroup from the last to the first
  *   EMU_LINES=1            count cache lines; EMU_REPORT=1: the counts on stderr when the program ends
+ *   EMU_STALE=n            graphs of n kernels or more are replayed with old values (graph.c)
  *   EMU_ABORT=1            abort() at the first fault */
 #include "tests/hip/emu/emu.h"
 
@@ -18,12 +19,20 @@
 
 #define API __attribute__((visibility("default")))
 
-enum { STREAM_MAGIC = 0x5354524d, EVENT_MAGIC = 0x45564e54, ARCH_OFFSET = 1160, KERNARG_MAX = 4096 };
+enum {
+    STREAM_MAGIC = 0x5354524d,
+    EVENT_MAGIC = 0x45564e54,
+    GRAPH_MAGIC = 0x47525048,
+    EXEC_MAGIC = 0x45584543,
+    ARCH_OFFSET = 1160,
+    KERNARG_MAX = 4096
+};
 enum copy_kind { COPY_HOST_TO_HOST, COPY_HOST_TO_DEVICE, COPY_DEVICE_TO_HOST, COPY_DEVICE_TO_DEVICE, COPY_DEFAULT };
 
 struct stream {
     uint32_t magic;
-    int64_t last; /* number of its newest command */
+    int64_t last;          /* number of its newest command */
+    struct graph *capture; /* launches go there; NULL: none is in progress */
 };
 
 struct event {
@@ -32,7 +41,20 @@ struct event {
     double when;
 };
 
+/* hipGraph_t and hipGraphExec_t. */
+struct graph_handle {
+    uint32_t magic;
+    struct graph *graph;
+    int64_t last; /* number of its newest command */
+};
+
 static __thread int last_error;
+static struct emu_submissions submissions; /* without graphs_live; added to by atomic operations */
+
+static void submitted(uint64_t *kind)
+{
+    __atomic_fetch_add(kind, 1, __ATOMIC_RELAXED);
+}
 
 static int result(int code)
 {
@@ -300,6 +322,14 @@ static struct stream *stream_of(void *p)
     return s->magic == STREAM_MAGIC ? s : NULL;
 }
 
+/* A stream that is captured takes launches only. */
+static bool capturing(const struct stream *s)
+{
+    if (s && s->capture)
+        fprintf(stderr, "emulator: something else than a launch on a stream that is captured\n");
+    return s && s->capture;
+}
+
 static int queued(struct stream *s, int64_t number)
 {
     if (number < 0)
@@ -313,6 +343,8 @@ static int copy(void *dst, const void *src, size_t bytes, int kind, struct strea
 {
     if (!s)
         return result(HIP_ERROR_INVALID_HANDLE);
+    if (capturing(s))
+        return result(HIP_ERROR_CAPTURE_UNSUPPORTED);
     if (kind < COPY_HOST_TO_HOST || kind > COPY_DEFAULT || (bytes && (!dst || !src)))
         return result(HIP_ERROR_INVALID_VALUE);
     if (bytes == 0)
@@ -324,6 +356,9 @@ static int copy(void *dst, const void *src, size_t bytes, int kind, struct strea
     const int rc = queued(s, emu_queue_copy(dst, src, bytes, is_pinned(src, bytes)));
     if (rc)
         return rc;
+    submitted(&submissions.copies);
+    if (kind == COPY_HOST_TO_DEVICE)
+        emu_graph_note_copy(dst, bytes);
     return wait || !is_pinned(dst, bytes) ? result(emu_queue_wait(s->last)) : 0;
 }
 
@@ -361,10 +396,13 @@ static int set_memory(void *dst, int value, size_t n, size_t width, struct strea
 {
     if (!s)
         return result(HIP_ERROR_INVALID_HANDLE);
+    if (capturing(s))
+        return result(HIP_ERROR_CAPTURE_UNSUPPORTED);
     if (n == 0)
         return 0;
     if (!on_device(dst, n * width))
         return invalid("memset of what is not (wholly) an allocation of the device");
+    submitted(&submissions.fills);
     return queued(s, emu_queue_fill(dst, value, n * width, width));
 }
 
@@ -413,6 +451,8 @@ API int hipStreamDestroy(void *stream)
     if (!stream || !s)
         return result(HIP_ERROR_INVALID_HANDLE);
     const int rc = emu_queue_wait(s->last);
+    if (s->capture)
+        emu_graph_release(s->capture);
     s->magic = 0;
     free(s);
     return result(rc);
@@ -422,6 +462,9 @@ API int hipStreamSynchronize(void *stream)
 {
     ENTER();
     const struct stream *s = stream_of(stream);
+    if (capturing(s))
+        return result(HIP_ERROR_CAPTURE_UNSUPPORTED);
+    submitted(&submissions.waits);
     return result(s ? emu_queue_wait(s->last) : HIP_ERROR_INVALID_HANDLE);
 }
 
@@ -493,6 +536,8 @@ API int hipEventRecord(void *event, void *stream)
     struct stream *s = stream_of(stream);
     if (!e || !s)
         return result(HIP_ERROR_INVALID_HANDLE);
+    if (capturing(s))
+        return result(HIP_ERROR_CAPTURE_UNSUPPORTED);
     const int rc = queued(s, emu_queue_mark(&e->when));
     e->number = rc ? e->number : s->last;
     return rc;
@@ -633,7 +678,113 @@ API int hipModuleLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned
         fill_arguments(&l, params);
     else if (extra && fill_from_buffer(&l, extra) != 0)
         return invalid("launch with an argument buffer that is not understood");
+    if (s->capture)
+        return emu_graph_add(s->capture, &l) == 0 ? 0 : result(HIP_ERROR_OUT_OF_MEMORY);
+    submitted(&submissions.kernels);
     return queued(s, emu_queue_launch(&l));
+}
+
+/* ---- graphs ---- */
+
+API struct emu_submissions emu_submissions(void)
+{
+    struct emu_submissions s = submissions;
+    s.graphs_live = emu_graphs_live();
+    return s;
+}
+
+static int graph_handle(void **out, uint32_t magic, struct graph *g)
+{
+    struct graph_handle *h = g ? calloc(1, sizeof *h) : NULL;
+    *out = h;
+    if (!h) {
+        if (g)
+            emu_graph_release(g);
+        return result(HIP_ERROR_OUT_OF_MEMORY);
+    }
+    *h = (struct graph_handle){.magic = magic, .graph = g};
+    return 0;
+}
+
+static struct graph *graph_of(void *p, uint32_t magic)
+{
+    const struct graph_handle *h = p;
+    return h && h->magic == magic ? h->graph : NULL;
+}
+
+/* Released also when it is told to fail. */
+static int destroy_graph(void *p, uint32_t magic)
+{
+    struct graph *g = graph_of(p, magic);
+    if (!g)
+        return result(HIP_ERROR_INVALID_VALUE);
+    struct graph_handle *h = p;
+    if (!emu_queue_done(h->last))
+        emu_note_fault("a graph is destroyed while it is queued");
+    emu_graph_release(g);
+    h->magic = 0;
+    free(h);
+    return 0;
+}
+
+API int hipStreamBeginCapture(void *stream, int mode)
+{
+    ENTER();
+    struct stream *s = stream_of(stream);
+    if (!stream || !s || mode < 0 || mode > 2)
+        return result(HIP_ERROR_INVALID_VALUE);
+    if (s->capture)
+        return result(HIP_ERROR_ILLEGAL_STATE);
+    s->capture = emu_graph_new();
+    return s->capture ? 0 : result(HIP_ERROR_OUT_OF_MEMORY);
+}
+
+API int hipStreamEndCapture(void *stream, void **graph)
+{
+    ENTER(); /* fails with the stream still captured: the worst case */
+    struct stream *s = stream_of(stream);
+    if (!s || !s->capture)
+        return result(HIP_ERROR_ILLEGAL_STATE);
+    struct graph *g = s->capture;
+    s->capture = NULL;
+    return graph_handle(graph, GRAPH_MAGIC, g);
+}
+
+API int hipGraphInstantiate(void **exec, void *graph, void *error_node, char *log, size_t log_bytes)
+{
+    ENTER_AS(HIP_ERROR_OUT_OF_MEMORY);
+    (void)error_node;
+    (void)log;
+    (void)log_bytes;
+    struct graph *g = graph_of(graph, GRAPH_MAGIC);
+    return g ? graph_handle(exec, EXEC_MAGIC, emu_graph_instantiate(g)) : result(HIP_ERROR_INVALID_VALUE);
+}
+
+API int hipGraphDestroy(void *graph)
+{
+    const int failed = planned_failure(__func__, HIP_ERROR_UNKNOWN), rc = destroy_graph(graph, GRAPH_MAGIC);
+    return failed ? result(failed) : rc;
+}
+
+API int hipGraphExecDestroy(void *exec)
+{
+    const int failed = planned_failure(__func__, HIP_ERROR_UNKNOWN), rc = destroy_graph(exec, EXEC_MAGIC);
+    return failed ? result(failed) : rc;
+}
+
+API int hipGraphLaunch(void *exec, void *stream)
+{
+    ENTER_AS(HIP_ERROR_UNKNOWN);
+    struct graph *g = graph_of(exec, EXEC_MAGIC);
+    struct stream *s = stream_of(stream);
+    if (!g || !s)
+        return result(HIP_ERROR_INVALID_VALUE);
+    if (capturing(s))
+        return result(HIP_ERROR_CAPTURE_UNSUPPORTED);
+    submitted(&submissions.graphs);
+    const int rc = queued(s, emu_graph_launch(g));
+    ((struct graph_handle *)exec)->last = s->last;
+    return rc;
 }
 
 /* ---- errors ---- */

@@ -38,6 +38,14 @@ int emu_counters(struct emu_counters *out, int cap);
 typedef void emu_reset_counters_fn(void);
 void emu_reset_counters(void);
 
+/* What was queued since the library was loaded, and what waits for work there were. A graph is one, whatever it holds; captured launches are none. */
+struct emu_submissions {
+    uint64_t kernels, graphs, copies, fills, waits;
+    long graphs_live; /* made, captured or ready to launch, and not yet destroyed */
+};
+typedef struct emu_submissions emu_submissions_fn(void);
+struct emu_submissions emu_submissions(void);
+
 /* The last fault's message, "" when there was none. */
 typedef const char *emu_last_fault_fn(void);
 const char *emu_last_fault(void);

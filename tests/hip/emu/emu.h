@@ -3,6 +3,7 @@
  *
  *   api.c       the functions of the HIP runtime
  *   queue.c     streams: work is done late, by a thread of its own, when somebody waits for it
+ *   graph.c     captured launches, and replays that go wrong
  *   memory.c    live allocations with red zones; which addresses a kernel may touch
  *   object.c    code objects: bundle, ELF, kernel descriptors, argument lists
  *   decode.c    the text of llvm-objdump-19 to struct insn, once
@@ -260,6 +261,17 @@ int emu_queue_wait(int64_t number); /* 0, or the error that has stopped the devi
 int emu_queue_error(void);
 void emu_queue_set_error(int error); /* the device is lost: what waits is dropped, also later */
 void emu_queue_recover(void);
+
+/* ---- graphs ---- */
+
+struct graph;
+struct graph *emu_graph_new(void); /* NULL: out of memory */
+int emu_graph_add(struct graph *g, const struct launch *l);
+struct graph *emu_graph_instantiate(struct graph *g); /* both are to be released */
+void emu_graph_release(struct graph *g);
+int64_t emu_graph_launch(struct graph *g);         /* as emu_queue_launch, of all its launches */
+void emu_graph_note_copy(void *dst, size_t bytes); /* the host has sent that there */
+long emu_graphs_live(void);
 
 /* ---- faults ---- */
 

@@ -5,7 +5,7 @@
 EMU_CC    ?= $(CC)
 EMU_DIR    = $(BUILD)/obj/tests/hip/emu
 EMU_OPS    = $(notdir $(basename $(wildcard tests/hip/emu/op_*.c)))
-EMU_PARTS  = api queue memory object decode run report
+EMU_PARTS  = api queue graph memory object decode run report
 EMU_LEVELS = base
 ifeq ($(shell uname -m),x86_64)
 EMU_LEVELS += avx2 avx512
