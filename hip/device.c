@@ -173,9 +173,9 @@ void hip_device_graphs_off(struct hip_device *d)
 {
     if (!d->graphs)
         return;
+    d->rt.hipSetDevice(d->ordinal);
     flush(d);
     d->recording = false;
-    d->rt.hipSetDevice(d->ordinal);
     if (!d->lost)
         ok_wait(d, d->rt.hipStreamSynchronize(d->stream), "waiting for its work"); /* a graph may still run */
     hip_graphs_close(d->graphs);
@@ -321,9 +321,9 @@ void hip_device_close(struct hip_device *d)
     if (!d)
         return;
     const struct hip_runtime *rt = &d->rt;
-    flush(d);
     if (d->stream) {
         rt->hipSetDevice(d->ordinal);
+        flush(d);
         rt->hipStreamSynchronize(d->stream); /* nothing may still use what is released now */
     }
     hip_graphs_close(d->graphs);
@@ -406,8 +406,8 @@ void hip_device_free(struct hip_device *d, void *p)
 {
     if (!p)
         return;
-    flush(d);
     d->rt.hipSetDevice(d->ordinal);
+    flush(d);
     if (!d->lost)
         ok_wait(d, d->rt.hipStreamSynchronize(d->stream), "waiting for its work"); /* queued work may still use it */
     if (d->graphs)
