@@ -226,6 +226,26 @@ static void few_graphs_are_kept_and_those_needed_last_stay(void **state)
     assert_int_equal(faulty_live(), 0);
 }
 
+static void a_graph_that_may_still_run_is_not_destroyed(void **state)
+{
+    (void)state;
+    struct hip_device *d = open_device();
+    struct error err = {""};
+    for (int kind = 0; kind < 10; kind++)
+        for (int i = 0; i < 2; i++) {
+            hip_device_repeats(d, true);
+            launch_list(d, N, kind);
+        }
+    hip_device_repeats(d, true);
+    assert_int_equal(calls().captures, 9); /* eight are kept, one gave way, and the tenth would need another to go */
+    assert_int_equal(faulty_calls("hipGraphExecDestroy"), 0);
+    assert_ok(hip_device_sync(d, &err), err);
+    assert_int_equal(faulty_calls("hipGraphExecDestroy"), 1);
+    assert_calls(step_calls(d, N, 9), N, 1, 1);
+    hip_device_close(d);
+    assert_int_equal(faulty_live(), 0);
+}
+
 static void graphs_go_with_the_memory_that_they_may_name(void **state)
 {
     (void)state;
@@ -646,6 +666,7 @@ int main(void)
         cmocka_unit_test_setup(launches_go_out_before_anything_else, setup),
         cmocka_unit_test_setup(what_was_held_back_when_a_step_failed_is_dropped, setup),
         cmocka_unit_test_setup(few_graphs_are_kept_and_those_needed_last_stay, setup),
+        cmocka_unit_test_setup(a_graph_that_may_still_run_is_not_destroyed, setup),
         cmocka_unit_test_setup(graphs_go_with_the_memory_that_they_may_name, setup),
         cmocka_unit_test_setup(whichever_call_fails_at_most_one_step_does_and_nothing_is_left_behind, setup),
         cmocka_unit_test_setup(a_launch_that_fails_in_a_capture_is_made_again_without, setup),
