@@ -15,7 +15,7 @@
 #include "hip/runtime.h"
 
 enum {
-    GRAPH_FEWEST = 32, /* launches of a list that is worth a graph */
+    GRAPH_FEWEST = 16, /* launches of a list that is worth a graph */
     GRAPH_MOST = 8,    /* graphs that are kept, and new lists that are remembered */
 };
 

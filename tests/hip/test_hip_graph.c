@@ -117,7 +117,7 @@ static void short_lists_and_prompts_are_launched_as_they_come(void **state)
     struct hip_device *d = open_device();
     struct error err = {""};
     for (int i = 0; i < 4; i++)
-        assert_calls(step_calls(d, 31, 0), 31, 0, 0);
+        assert_calls(step_calls(d, 15, 0), 15, 0, 0);
     hip_device_repeats(d, false);
     for (int i = 0; i < 4; i++) {
         const long before = calls().kernels;
