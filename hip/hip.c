@@ -16,7 +16,7 @@ enum { STEP_ALIGN = 64 };
 
 bool hip_ready(const struct hip *h)
 {
-    return h->step.n_rows > 0 && !hip_device_failed(h->dev);
+    return h->step.n_rows > 0 && !hip_device_failed(h->device);
 }
 
 bool hip_has(struct hip *h, const char *what, const struct buffer *buf, size_t rows, size_t columns)
@@ -24,7 +24,7 @@ bool hip_has(struct hip *h, const char *what, const struct buffer *buf, size_t r
     const size_t need = rows * columns * sizeof(float); /* rows and columns are below 2^31 */
     if (buf && buf->bytes >= need)
         return true;
-    hip_device_fail(h->dev, "%s: the buffer has %zu bytes, but %zu rows of %zu values need %zu", what, buf ? buf->bytes : 0, rows, columns, need);
+    hip_device_fail(hip_dev(h), "%s: the buffer has %zu bytes, but %zu rows of %zu values need %zu", what, buf ? buf->bytes : 0, rows, columns, need);
     return false;
 }
 
@@ -32,7 +32,7 @@ bool hip_fits(struct hip *h, const char *what, const struct weight *w, int64_t n
 {
     if (w && (n_in == 0 || w->desc.n_in == n_in) && (n_out == 0 || w->desc.n_out == n_out) && w->desc.n_mats == n_mats)
         return true;
-    hip_device_fail(h->dev, "%s: weight %s is %lld x %lld x %lld, expected %lld x %lld x %lld (0 = any)", what, w ? w->name : "(none)",
+    hip_device_fail(hip_dev(h), "%s: weight %s is %lld x %lld x %lld, expected %lld x %lld x %lld (0 = any)", what, w ? w->name : "(none)",
                     w ? (long long)w->desc.n_in : 0, w ? (long long)w->desc.n_out : 0, w ? (long long)w->desc.n_mats : 0, (long long)n_in,
                     (long long)n_out, (long long)n_mats);
     return false;
@@ -44,7 +44,7 @@ bool hip_values(struct hip *h, const char *what, const struct weight *w, int64_t
         return false;
     if (w->desc.type == BLOCK_F32)
         return true;
-    hip_device_fail(h->dev, "%s: weight %s is of type %s, but the GPU reads F32, F16 and BF16 here: use device cpu", what, w->name,
+    hip_device_fail(hip_dev(h), "%s: weight %s is of type %s, but the GPU reads F32, F16 and BF16 here: use device cpu", what, w->name,
                     block_info((uint32_t)w->desc.type)->name);
     return false;
 }
@@ -79,10 +79,10 @@ static int step_room(struct hip *h, size_t bytes, size_t n_spans, struct error *
         return error_set(err, "step: out of memory for its description of %zu bytes", bytes);
     if (bytes <= h->step_dev_room)
         return 0;
-    void *dev = hip_device_alloc(h->dev, h->step_host_room, err);
+    void *dev = hip_device_alloc(hip_dev(h), h->step_host_room, err);
     if (!dev)
         return error_prefix(err, "step: its description");
-    hip_device_free(h->dev, h->step_dev);
+    hip_device_free(hip_dev(h), h->step_dev);
     h->step_dev = dev;
     h->step_dev_room = h->step_host_room;
     return 0;
@@ -119,7 +119,7 @@ static void describe(struct hip *h, const struct step_parts *at, const int32_t *
 /* Says once that graphs failed while steps were run. */
 static void tell_of_graphs(struct hip *h)
 {
-    const char *failure = hip_device_graphs(h->dev).failure;
+    const char *failure = hip_device_graphs(hip_dev(h)).failure;
     if (failure && !h->told_of_graphs)
         log_warn("HIP graphs are off from here on, and kernels are launched one by one: %s", failure);
     h->told_of_graphs = failure != NULL;
@@ -131,23 +131,23 @@ static void op_begin(struct backend *b, const int32_t *ids, int n_rows, const st
     struct error err = {""};
     h->step = (struct gpu_step){0};
     tell_of_graphs(h);
-    if (hip_device_failed(h->dev))
+    if (hip_device_failed(hip_dev(h)))
         return;
     const int64_t n_pages = slot_check_step(&b->shape, h->store->pages.n, h->store->states.n, ids, n_rows, spans, n_spans, &err);
     if (n_pages > INT32_MAX)
         error_set(&err, "step: %lld pages in all are too many", (long long)n_pages);
     if (n_pages < 0 || n_pages > INT32_MAX) {
-        hip_device_fail(h->dev, "%s", err.text);
+        hip_device_fail(hip_dev(h), "%s", err.text);
         return;
     }
     const struct step_parts at = step_parts((size_t)n_rows, (size_t)n_spans, (size_t)n_pages);
     if (step_room(h, at.total, (size_t)n_spans, &err)) {
-        hip_device_fail(h->dev, "%s", err.text);
+        hip_device_fail(hip_dev(h), "%s", err.text);
         return;
     }
     describe(h, &at, ids, n_rows, spans, n_spans);
-    hip_device_repeats(h->dev, n_rows == n_spans); /* no prompt is read: what changes from step to step is in the description */
-    hip_device_write(h->dev, h->step_dev, h->step_host, at.total);
+    hip_device_repeats(hip_dev(h), n_rows == n_spans); /* no prompt is read: what changes from step to step is in the description */
+    hip_device_write(hip_dev(h), h->step_dev, h->step_host, at.total);
     const char *dev = h->step_dev;
     h->step = (struct gpu_step){
         .ids = (const int32_t *)(const void *)(dev + at.ids),
@@ -163,7 +163,7 @@ static void op_begin(struct backend *b, const int32_t *ids, int n_rows, const st
 static int op_sync(struct backend *b, struct error *err)
 {
     struct hip *h = hip_of(b);
-    if (hip_device_sync(h->dev, err) == 0)
+    if (hip_device_sync(hip_dev(h), err) == 0)
         return 0;
     h->step = (struct gpu_step){0}; /* what it left behind is not to be gone on with */
     return -1;
@@ -171,7 +171,7 @@ static int op_sync(struct backend *b, struct error *err)
 
 static size_t op_memory_free(struct backend *b)
 {
-    return hip_device_memory_free(hip_of(b)->dev);
+    return hip_device_memory_free(hip_dev(hip_of(b)));
 }
 
 /* ---- open and close ---- */
@@ -179,13 +179,14 @@ static size_t op_memory_free(struct backend *b)
 static void op_close(struct backend *b)
 {
     struct hip *h = hip_of(b);
+    hip_hold_close(h);
     hip_attn_close(h);
     hip_moe_close(h);
     hip_mat_close(h);
     hip_store_close(h);
-    hip_device_free(h->dev, h->step_dev);
+    hip_device_free(hip_dev(h), h->step_dev);
     if (!h->borrowed)
-        hip_device_close(h->dev);
+        hip_device_close(hip_dev(h));
     free(h->step_host);
     free(h->spans);
     free(h);
@@ -253,9 +254,10 @@ struct backend *hip_open_on(struct hip_device *d, const struct backend_shape *sh
     h->ops.name = h->name;
     h->base.ops = &h->ops;
     h->base.shape = *shape;
-    h->dev = d;
+    h->device = d;
     h->borrowed = true;
-    if (hip_store_open(h, err) || hip_mat_open(h, err) || hip_moe_open(h, err) || hip_attn_open(h, err) || hip_delta_check(shape, err)) {
+    if (hip_store_open(h, err) || hip_hold_open(h, err) || hip_mat_open(h, err) || hip_moe_open(h, err) || hip_attn_open(h, err) ||
+        hip_delta_check(shape, err)) {
         op_close(&h->base);
         return NULL;
     }

@@ -35,7 +35,7 @@ struct hip_attn {
 
 static void *attn_scratch(struct hip *h, size_t bytes, struct error *err)
 {
-    void *p = hip_device_alloc(h->dev, bytes, err);
+    void *p = hip_device_alloc(hip_dev(h), bytes, err);
     if (!p)
         error_prefix(err, "attention: its scratch");
     return p;
@@ -57,11 +57,11 @@ static int add_rope_piece(struct hip *h, struct error *err)
         }
     }
     const uint64_t address = (uint64_t)(uintptr_t)piece;
-    hip_device_write(h->dev, piece, a->angles, bytes);
-    hip_device_write(h->dev, a->rope_dev + a->n_rope, &address, sizeof address);
-    if (hip_device_failed(h->dev)) { /* it may not be there: the next step that wants it makes it again */
-        hip_device_free(h->dev, piece);
-        return error_set(err, "%s", hip_device_error(h->dev));
+    hip_device_write(hip_dev(h), piece, a->angles, bytes);
+    hip_device_write(hip_dev(h), a->rope_dev + a->n_rope, &address, sizeof address);
+    if (hip_device_failed(hip_dev(h))) { /* it may not be there: the next step that wants it makes it again */
+        hip_device_free(hip_dev(h), piece);
+        return error_set(err, "%s", hip_device_error(hip_dev(h)));
     }
     a->rope[a->n_rope++] = piece;
     return 0;
@@ -94,7 +94,7 @@ int hip_attn_open(struct hip *h, struct error *err)
         !(a->part_ms = attn_scratch(h, a->part_heads * 2 * sizeof(float), err)) || !(a->done = attn_scratch(h, BUSY_GROUPS * sizeof *a->done, err)) ||
         !(a->rope_dev = attn_scratch(h, ROPE_PIECES * sizeof *a->rope_dev, err)))
         return -1;
-    hip_device_zero(h->dev, a->done, BUSY_GROUPS * sizeof *a->done);
+    hip_device_zero(hip_dev(h), a->done, BUSY_GROUPS * sizeof *a->done);
     return add_rope_piece(h, err);
 }
 
@@ -103,12 +103,12 @@ void hip_attn_close(struct hip *h)
     struct hip_attn *a = h->attn;
     if (!a)
         return;
-    hip_device_free(h->dev, a->part_acc);
-    hip_device_free(h->dev, a->part_ms);
-    hip_device_free(h->dev, a->done);
-    hip_device_free(h->dev, a->rope_dev);
+    hip_device_free(hip_dev(h), a->part_acc);
+    hip_device_free(hip_dev(h), a->part_ms);
+    hip_device_free(hip_dev(h), a->done);
+    hip_device_free(hip_dev(h), a->rope_dev);
     for (int i = 0; i < a->n_rope; i++)
-        hip_device_free(h->dev, a->rope[i]);
+        hip_device_free(hip_dev(h), a->rope[i]);
     free(a->rate);
     free(a->angles);
     free(a);
@@ -124,7 +124,7 @@ static bool check_layer(struct hip *h, int layer)
 {
     if (layer >= 0 && layer < h->base.shape.n_kv_layers)
         return true;
-    hip_device_fail(h->dev, "attention: KV layer %d is outside the model's %d", layer, h->base.shape.n_kv_layers);
+    hip_device_fail(hip_dev(h), "attention: KV layer %d is outside the model's %d", layer, h->base.shape.n_kv_layers);
     return false;
 }
 
@@ -137,12 +137,12 @@ static bool has_angles(struct hip *h)
         if (h->spans[i].pos + h->spans[i].n - 1 > last)
             last = h->spans[i].pos + h->spans[i].n - 1;
     if (last / ATTN_ROPE_ROWS >= ROPE_PIECES) {
-        hip_device_fail(h->dev, "attention: position %d is beyond the %d that there are angles for", last, ROPE_PIECES * ATTN_ROPE_ROWS);
+        hip_device_fail(hip_dev(h), "attention: position %d is beyond the %d that there are angles for", last, ROPE_PIECES * ATTN_ROPE_ROWS);
         return false;
     }
     while (h->attn->n_rope <= last / ATTN_ROPE_ROWS)
         if (add_rope_piece(h, &err)) {
-            hip_device_fail(h->dev, "%s", err.text);
+            hip_device_fail(hip_dev(h), "%s", err.text);
             return false;
         }
     return true;
@@ -180,7 +180,7 @@ void hip_attn_store(struct backend *b, int layer, struct buffer *q, struct buffe
         .q8 = sh->kv_type == KV_Q8_0,
         .eps = sh->norm_eps,
     };
-    HIP_LAUNCH(h->dev, attn_store, (unsigned)((units + STORE_WAVES - 1) / STORE_WAVES), 1, 1, p);
+    HIP_LAUNCH(hip_dev(h), attn_store, (unsigned)((units + STORE_WAVES - 1) / STORE_WAVES), 1, 1, p);
 }
 
 /* [head size 256, 128, other][f16, q8_0][few, many queries]; other sizes are rare and need no second kernel. */
@@ -241,6 +241,8 @@ void hip_attn_mix(struct backend *b, int layer, struct buffer *q, struct buffer 
         .gated = sh->attn_gated,
         .scale = (float)((double)sh->attn_scale / M_LN2),
         .parts = parts,
+        .tail = {.act = {.x = out->dev, .n = sh->n_heads * sh->head_dim}, .rows = h->step.n_rows, .members = (int32_t)(blocks * kv_heads)},
     };
-    hip_device_launch(h->dev, mix_kernel(sh, many), (unsigned)blocks, (unsigned)kv_heads, parts ? (unsigned)parts : 1, &p, sizeof p);
+    hip_hold(h, mix_kernel(sh, many), (unsigned)blocks, (unsigned)kv_heads, parts ? (unsigned)parts : 1, &p, sizeof p,
+             sh->head_dim == 256 || sh->head_dim == 128 ? &p.tail : NULL);
 }

@@ -39,7 +39,7 @@ static bool check_layer(struct hip *h, int layer)
 {
     if (layer >= 0 && layer < h->base.shape.n_delta_layers)
         return true;
-    hip_device_fail(h->dev, "DeltaNet: layer %d is outside the model's %d", layer, h->base.shape.n_delta_layers);
+    hip_device_fail(hip_dev(h), "DeltaNet: layer %d is outside the model's %d", layer, h->base.shape.n_delta_layers);
     return false;
 }
 
@@ -81,8 +81,8 @@ void hip_delta_conv(struct backend *b, int layer, struct buffer *u, struct buffe
     for (int i = 0; i < h->step.n_spans; i++)
         longest = h->spans[i].n > longest ? h->spans[i].n : longest;
     const unsigned heads = (unsigned)(2 * sh->delta_k_heads + sh->delta_v_heads);
-    HIP_LAUNCH(h->dev, delta_conv, (heads + CONV_HEADS - 1) / CONV_HEADS, ((unsigned)longest + CONV_ROWS - 1) / CONV_ROWS, (unsigned)h->step.n_spans,
-               p);
+    HIP_LAUNCH(hip_dev(h), delta_conv, (heads + CONV_HEADS - 1) / CONV_HEADS, ((unsigned)longest + CONV_ROWS - 1) / CONV_ROWS,
+               (unsigned)h->step.n_spans, p);
 }
 
 /* ---- delta_rule ---- */
@@ -98,27 +98,27 @@ void hip_delta_rule(struct backend *b, int layer, struct buffer *qkv, struct buf
         !hip_has(h, "delta_rule: out", out, rows, v_row) || !hip_values(h, "delta_rule: norm", norm, sh->delta_dim, 1))
         return;
     const struct slot_layer at = slot_layer(sh, layer);
-    const struct delta_rule_params p = {.step = h->step,
-                                        .qkv = qkv->dev,
-                                        .gates = gates->dev,
-                                        .z = z->dev,
-                                        .norm = norm->gpu,
-                                        .out = out->dev,
-                                        .m_at = at.m,
-                                        .k_at = at.k,
-                                        .u_at = at.u,
-                                        .g_at = at.g,
-                                        .k_heads = sh->delta_k_heads,
-                                        .v_heads = sh->delta_v_heads,
-                                        .dim = sh->delta_dim,
-                                        .eps = sh->norm_eps};
+    const struct delta_rule_params p = {
+        .step = h->step,
+        .qkv = qkv->dev,
+        .gates = gates->dev,
+        .z = z->dev,
+        .norm = norm->gpu,
+        .out = out->dev,
+        .m_at = at.m,
+        .k_at = at.k,
+        .u_at = at.u,
+        .g_at = at.g,
+        .k_heads = sh->delta_k_heads,
+        .v_heads = sh->delta_v_heads,
+        .dim = sh->delta_dim,
+        .eps = sh->norm_eps,
+        .tail = {.act = {.x = out->dev, .n = (int32_t)v_row}, .rows = h->step.n_rows, .members = sh->delta_v_heads * h->step.n_spans}};
     bool crosses = false; /* a span that goes on into another grid cell: its keys are kept when no head reads the old ones any more */
     for (int i = 0; i < h->step.n_spans; i++)
         crosses |= h->spans[i].pos % GRID + h->spans[i].n > GRID;
-    if (sh->delta_dim == 128)
-        HIP_LAUNCH(h->dev, delta_rule_128, (unsigned)sh->delta_v_heads, (unsigned)h->step.n_spans, 1, p);
-    else
-        HIP_LAUNCH(h->dev, delta_rule, (unsigned)sh->delta_v_heads, (unsigned)h->step.n_spans, 1, p);
+    hip_hold(h, sh->delta_dim == 128 ? K_delta_rule_128 : K_delta_rule, (unsigned)sh->delta_v_heads, (unsigned)h->step.n_spans, 1, &p, sizeof p,
+             &p.tail);
     if (crosses)
-        HIP_LAUNCH(h->dev, delta_keep, GRID, (unsigned)h->step.n_spans, 1, p);
+        HIP_LAUNCH(hip_dev(h), delta_keep, GRID, (unsigned)h->step.n_spans, 1, p);
 }

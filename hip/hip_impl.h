@@ -5,6 +5,7 @@
  *   graph.c      launches that repeat, as one submission
  *   layout.c     weights in the form that the kernels read
  *   hip.c        open, close, the start of a step, the table of operations
+ *   hip_hold.c   the launch that waits for what the next operation reads
  *   hip_store.c  buffers, weights, KV pages, state slots and their packed images
  *   hip_mat.c    products with weights: project, project_add, mlp, head, embed, mtp_join
  *   hip_moe.c    router and experts
@@ -12,7 +13,8 @@
  *   hip_delta.c  delta_conv, delta_rule
  *   selftest.c   every kernel against the CPU; selftest_graph.c: replayed launches against what they must give
  *
- * An operation of these files checks its buffers (hip_has, hip_fits), fills a parameter struct and launches; it never waits. Kernels are in
+ * An operation of these files checks its buffers (hip_has, hip_fits), fills a parameter struct and launches; it never waits. The device is reached by
+ * hip_dev alone, so that a launch that is held back goes first whatever is done with the queue or with memory. Kernels are in
  * hip/kernels/, one file per concern, mirrored by the host file of the same name. */
 #ifndef BEDSIDE_HIP_HIP_IMPL_H
 #define BEDSIDE_HIP_HIP_IMPL_H
@@ -37,24 +39,26 @@ struct weight {
 };
 
 /* Scratch of one concern, made at open by the file that uses it. */
+struct hip_hold;
 struct hip_mat;
 struct hip_moe;
 struct hip_attn;
 
 struct hip {
-    struct backend base;    /* first: a struct backend * is a struct hip * */
-    struct backend_ops ops; /* base.ops, with this device's name */
-    char name[40];          /* "hip gfx1152" */
-    struct hip_device *dev;
-    bool borrowed;           /* dev is closed by somebody else */
-    bool told_of_graphs;     /* that they have failed */
-    struct hip_store *store; /* hip_store.c */
-    struct gpu_step step;    /* of the step in progress; n_rows 0: none */
-    struct span *spans;      /* [step.n_spans], the host's copy (pages not kept): for launch geometry */
+    struct backend base;       /* first: a struct backend * is a struct hip * */
+    struct backend_ops ops;    /* base.ops, with this device's name */
+    char name[40];             /* "hip gfx1152" */
+    struct hip_device *device; /* see hip_dev; as it is only to ask whether it has failed */
+    bool borrowed;             /* it is closed by somebody else */
+    bool told_of_graphs;       /* that they have failed */
+    struct hip_store *store;   /* hip_store.c */
+    struct gpu_step step;      /* of the step in progress; n_rows 0: none */
+    struct span *spans;        /* [step.n_spans], the host's copy (pages not kept): for launch geometry */
     size_t spans_room;
     unsigned char *step_host; /* what step points to, before it is sent */
     void *step_dev;           /* and where it lies on the device */
     size_t step_host_room, step_dev_room;
+    struct hip_hold *hold;
     struct hip_mat *mat;
     struct hip_moe *moe;
     struct hip_attn *attn;
@@ -64,6 +68,35 @@ static inline struct hip *hip_of(struct backend *b)
 {
     return (struct hip *)b;
 }
+
+/* ---- hip_hold.c ----
+ *
+ * What an operation makes is often read by the next one in another form: normalised, quantised. The kernel that made it can do that too, and one launch is saved
+ * (struct act_tail of hip/kernels/params.h), but an operation does not know what follows it. So its launch waits until the next one says what it reads.
+ * At most one waits; anything else that is done with the device sends it first, as it is. */
+
+int hip_hold_open(struct hip *h, struct error *err);
+void hip_hold_close(struct hip *h);
+
+/* hip_device_launch, later. `tail` lies in params: x, n, rows and members say what it could be made of; or NULL. */
+void hip_hold(struct hip *h, enum hip_kernel kernel, unsigned gx, unsigned gy, unsigned gz, const void *params, size_t bytes,
+              const struct act_tail *tail);
+
+/* Queues what the kernel `act` would do with n_rows rows: by the launch that waits, if it makes what is read here, otherwise by a launch of `act`. */
+void hip_act(struct hip *h, const struct act_params *p, int n_rows);
+
+void hip_hold_send(struct hip *h);             /* the launch that waits, if there is one */
+enum hip_kernel hip_held(const struct hip *h); /* its kernel; K_COUNT: there is none */
+
+/* The device, with nothing held back. */
+static inline struct hip_device *hip_dev(struct hip *h)
+{
+    if (h->hold)
+        hip_hold_send(h);
+    return h->device;
+}
+
+/* ---- checks, hip.c ---- */
 
 /* True when an operation has something to do: a step is in progress and nothing has failed. */
 bool hip_ready(const struct hip *h);

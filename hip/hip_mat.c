@@ -41,7 +41,7 @@ static int larger(int a, int b)
 static void *room(struct hip *h, size_t n, size_t width, size_t size, struct error *err)
 {
     const size_t bytes = n * width * size;
-    void *p = hip_device_alloc(h->dev, bytes ? bytes : 1, err);
+    void *p = hip_device_alloc(hip_dev(h), bytes ? bytes : 1, err);
     if (!p)
         error_prefix(err, "scratch of the products");
     return p;
@@ -86,14 +86,14 @@ void hip_mat_close(struct hip *h)
     if (!m)
         return;
     for (int kind = 0; kind < KINDS; kind++)
-        hip_device_free(h->dev, m->act[kind]);
-    hip_device_free(h->dev, m->joined);
-    hip_device_free(h->dev, m->gate);
-    hip_device_free(h->dev, m->up);
-    hip_device_free(h->dev, m->rows);
-    hip_device_free(h->dev, m->keys);
-    hip_device_free(h->dev, m->part_max);
-    hip_device_free(h->dev, m->part_sum);
+        hip_device_free(hip_dev(h), m->act[kind]);
+    hip_device_free(hip_dev(h), m->joined);
+    hip_device_free(hip_dev(h), m->gate);
+    hip_device_free(hip_dev(h), m->up);
+    hip_device_free(hip_dev(h), m->rows);
+    hip_device_free(hip_dev(h), m->keys);
+    hip_device_free(hip_dev(h), m->part_max);
+    hip_device_free(hip_dev(h), m->part_sum);
     free(m);
     h->mat = NULL;
 }
@@ -158,7 +158,7 @@ void hip_act_to(struct act_params *p, enum hip_act kind, void *dst)
     }
 }
 
-/* Queues the kernel with the targets of `kinds` set to this file's scratch. */
+/* Queues the forms of `kinds` into this file's scratch. */
 static void activate(struct hip *h, struct act_params *p, int n_rows, unsigned kinds)
 {
     struct hip_mat *m = h->mat;
@@ -166,14 +166,14 @@ static void activate(struct hip *h, struct act_params *p, int n_rows, unsigned k
     for (int kind = 0; kind < KINDS; kind++)
         if (kinds & 1U << kind)
             hip_act_to(p, (enum hip_act)kind, m->act[kind]);
-    HIP_LAUNCH(h->dev, act, (unsigned)n_rows, 1, 1, *p);
+    hip_act(h, p, n_rows);
 }
 
 void hip_quantise(struct hip *h, enum hip_act kind, const float *x, const float *up, int n_rows, int n, void *dst)
 {
     struct act_params p = {.x = x, .up = up, .n = n};
     hip_act_to(&p, kind, dst);
-    HIP_LAUNCH(h->dev, act, (unsigned)n_rows, 1, 1, p);
+    hip_act(h, &p, n_rows);
 }
 
 /* ---- products ---- */
@@ -198,28 +198,33 @@ static void products(struct hip *h, const struct product *list, int n, int n_row
             hip_tile(h, list[i].w, list[i].act, n_rows, list[i].y, list[i].add);
         return;
     }
-    struct matvec_params p = {.n_items = n};
+    struct matvec_params p = {.products.n_items = n};
     uint32_t groups = 0;
     for (int i = 0; i < n; i++) {
         const struct gpu_matrix *w = &list[i].w->gpu;
         const size_t x_stride = hip_act_row_bytes(hip_act_for(list[i].w), w->n_in);
         if (w->row_stride > UINT32_MAX / 4 || x_stride > UINT32_MAX / MATVEC_ROWS) { /* the kernels' offsets in rows have 32 bits */
-            hip_device_fail(h->dev, "weight %s: rows of %d values are too long for the GPU's kernels", list[i].w->name, w->n_in);
+            hip_device_fail(hip_dev(h), "weight %s: rows of %d values are too long for the GPU's kernels", list[i].w->name, w->n_in);
             return;
         }
-        p.item[i] = (struct matvec_item){.w = w->data,
-                                         .x = list[i].act,
-                                         .y = list[i].y,
-                                         .row_stride = (uint32_t)w->row_stride,
-                                         .x_stride = (uint32_t)x_stride,
-                                         .type = w->type,
-                                         .n_in = w->n_in,
-                                         .n_out = w->n_out,
-                                         .add = list[i].add,
-                                         .first_group = groups};
+        p.products.item[i] = (struct matvec_item){.w = w->data,
+                                                  .x = list[i].act,
+                                                  .y = list[i].y,
+                                                  .row_stride = (uint32_t)w->row_stride,
+                                                  .x_stride = (uint32_t)x_stride,
+                                                  .type = w->type,
+                                                  .n_in = w->n_in,
+                                                  .n_out = w->n_out,
+                                                  .add = list[i].add,
+                                                  .first_group = groups};
         groups += ((uint32_t)w->n_out + MATVEC_GROUP - 1) / MATVEC_GROUP; /* below 2^27 each */
     }
-    hip_device_launch(h->dev, kernels[n_rows], groups, 1, 1, &p, sizeof p);
+    if (n > 1) {
+        hip_device_launch(hip_dev(h), kernels[n_rows], groups, 1, 1, &p, sizeof p);
+        return;
+    }
+    p.tail = (struct act_tail){.act = {.x = list[0].y, .n = list[0].w->gpu.n_out}, .rows = n_rows, .members = (int32_t)groups};
+    hip_hold(h, kernels[n_rows], groups, 1, 1, &p, sizeof p, &p.tail);
 }
 
 void hip_product(struct hip *h, const struct weight *w, const void *act, int n_rows, float *y, bool add)
@@ -242,7 +247,7 @@ void hip_embed(struct backend *b, struct weight *w, struct buffer *out)
         !hip_has(h, "embed", out, (size_t)h->step.n_rows, (size_t)b->shape.n_embd))
         return;
     const struct embed_params p = {.w = w->gpu, .ids = h->step.ids, .out = out->dev};
-    HIP_LAUNCH(h->dev, embed, (unsigned)h->step.n_rows, 1, 1, p);
+    HIP_LAUNCH(hip_dev(h), embed, (unsigned)h->step.n_rows, 1, 1, p);
 }
 
 void hip_project(struct backend *b, struct buffer *x, struct weight *norm, int n, struct weight *const w[], struct buffer *const out[])
@@ -254,7 +259,7 @@ void hip_project(struct backend *b, struct buffer *x, struct weight *norm, int n
     if (!hip_ready(h) || !hip_has(h, "project: x", x, (size_t)rows, (size_t)dim))
         return;
     if (n < 1 || n > 4) {
-        hip_device_fail(h->dev, "project: %d matrices, but 1 to 4 go together", n);
+        hip_device_fail(hip_dev(h), "project: %d matrices, but 1 to 4 go together", n);
         return;
     }
     if (!hip_values(h, "project: norm", norm, dim, 1))
@@ -278,7 +283,7 @@ void hip_project_add(struct backend *b, struct buffer *x, struct weight *w, stru
         !hip_has(hip, "project_add: h", h, (size_t)rows, (size_t)w->gpu.n_out))
         return;
     if (w->gpu.n_in > hip->mat->width) {
-        hip_device_fail(hip->dev, "project_add: weight %s has rows of %d values, more than any of this model's shape", w->name, w->gpu.n_in);
+        hip_device_fail(hip_dev(hip), "project_add: weight %s has rows of %d values, more than any of this model's shape", w->name, w->gpu.n_in);
         return;
     }
     struct act_params p = {.x = x->dev, .n = w->gpu.n_in};
@@ -295,7 +300,7 @@ void hip_mlp(struct backend *b, struct buffer *h, struct weight *norm, struct we
         !hip_fits(hip, "mlp: up", up, dim, ff, 1) || !hip_fits(hip, "mlp: down", down, ff, dim, 1) || !hip_values(hip, "mlp: norm", norm, dim, 1))
         return;
     if (ff < 1) {
-        hip_device_fail(hip->dev, "mlp: weight %s, but the model's shape has no dense MLP", gate->name);
+        hip_device_fail(hip_dev(hip), "mlp: weight %s, but the model's shape has no dense MLP", gate->name);
         return;
     }
     struct act_params in = {.x = h->dev, .norm = values_of(norm), .n = dim};
@@ -325,13 +330,13 @@ void hip_head(struct backend *b, struct buffer *h, struct weight *norm, struct w
     if (!hip_ready(hip) || !hip_has(hip, "head: h", h, (size_t)all, (size_t)dim))
         return;
     if (n < 0 || n > b->shape.max_logit_rows || n > b->shape.max_rows) {
-        hip_device_fail(hip->dev, "head: %d rows of logits, but at most %d fit", n, b->shape.max_logit_rows);
+        hip_device_fail(hip_dev(hip), "head: %d rows of logits, but at most %d fit", n, b->shape.max_logit_rows);
         return;
     }
     for (int i = 0; i < n; i++) {
         if (rows[i] >= 0 && rows[i] < all)
             continue;
-        hip_device_fail(hip->dev, "head: row %d is outside the step's %d", rows[i], all);
+        hip_device_fail(hip_dev(hip), "head: row %d is outside the step's %d", rows[i], all);
         return;
     }
     if (!hip_values(hip, "head: norm", norm, dim, 1) || (hidden && !hip_has(hip, "head: hidden", hidden, (size_t)all, (size_t)dim)))
@@ -348,7 +353,7 @@ void hip_head(struct backend *b, struct buffer *h, struct weight *norm, struct w
     if (neighbours(rows, n)) { /* nothing to send in mid-step */
         p.x += (size_t)rows[0] * (size_t)dim;
     } else {
-        hip_device_write(hip->dev, hip->mat->rows, rows, (size_t)n * sizeof *rows);
+        hip_device_write(hip_dev(hip), hip->mat->rows, rows, (size_t)n * sizeof *rows);
         p.index = hip->mat->rows;
     }
     activate(hip, &p, n, kind_bit(w));
@@ -387,10 +392,10 @@ void hip_top(struct backend *b, struct buffer *logits, int n, int k, struct buff
     struct hip_mat *m = h->mat;
     const int vocab = b->shape.n_vocab;
     const size_t words = ((size_t)vocab + 31) / 32;
-    if (hip_device_failed(h->dev) || n < 1)
+    if (hip_device_failed(hip_dev(h)) || n < 1)
         return;
     if (k < 0 || k > GPU_TOP_MAX || m->parts == 0) {
-        hip_device_fail(h->dev, "top: the best %d of %d logits, but the GPU finds at most %d of %d", k, vocab, GPU_TOP_MAX,
+        hip_device_fail(hip_dev(h), "top: the best %d of %d logits, but the GPU finds at most %d of %d", k, vocab, GPU_TOP_MAX,
                         GPU_TOP_PARTS * GPU_TOP_PART);
         return;
     }
@@ -408,7 +413,7 @@ void hip_top(struct backend *b, struct buffer *logits, int n, int k, struct buff
                                      .n_vocab = vocab,
                                      .k = k,
                                      .parts = m->parts};
-        HIP_LAUNCH(h->dev, top_part, ((unsigned)m->parts + TOP_WAVES - 1) / TOP_WAVES, (unsigned)rows, 1, p);
-        HIP_LAUNCH(h->dev, top_merge, (unsigned)rows, 1, 1, p);
+        HIP_LAUNCH(hip_dev(h), top_part, ((unsigned)m->parts + TOP_WAVES - 1) / TOP_WAVES, (unsigned)rows, 1, p);
+        HIP_LAUNCH(hip_dev(h), top_merge, (unsigned)rows, 1, 1, p);
     }
 }

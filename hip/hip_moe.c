@@ -1,7 +1,8 @@
 /* The mixture of experts (hip/kernels/moe.h), spec section 8.
  *
- * Few rows (decode), four launches (five for more than one row): norm and forms of x; router, shared router, the shared expert's gate and up, and choosing; gate
- * and up of the chosen experts, SiLU and forms; down with the weighted sum. Many rows (prefill): the same with tiles over pairs sorted by expert. Nothing is asked of the device. */
+ * Few rows (decode), three launches (four for more than one row) after norm and forms of x, which the launch before makes where it can (hip_hold.c): router, shared
+ * router, the shared expert's gate and up, and choosing; gate and up of the chosen experts, SiLU and forms; down with the weighted sum. Many rows
+ * (prefill): the same with tiles over pairs sorted by expert. Nothing is asked of the device. */
 #include <stdlib.h>
 
 #include "hip/hip_impl.h"
@@ -103,11 +104,11 @@ int hip_moe_open(struct hip *h, struct error *err)
         return error_set(err, "out of memory for the experts' scratch");
     h->moe = m;
     m->rows = sh->max_rows < MOE_ROWS ? sh->max_rows : MOE_ROWS;
-    m->block = hip_device_alloc(h->dev, place(m, NULL, sh), err);
+    m->block = hip_device_alloc(hip_dev(h), place(m, NULL, sh), err);
     if (!m->block)
         return -1;
     place(m, m->block, sh);
-    hip_device_zero(h->dev, m->counters, counter_bytes(sh));
+    hip_device_zero(hip_dev(h), m->counters, counter_bytes(sh));
     return 0;
 }
 
@@ -115,7 +116,7 @@ void hip_moe_close(struct hip *h)
 {
     if (!h->moe)
         return;
-    hip_device_free(h->dev, h->moe->block);
+    hip_device_free(hip_dev(h), h->moe->block);
     free(h->moe);
     h->moe = NULL;
 }
@@ -150,7 +151,7 @@ static void activate(const struct moe_run *run, const float *h, const struct wei
         .x = h, .norm = (const float *)(const void *)norm->gpu.data, .eps = run->h->base.shape.norm_eps, .n = run->h->base.shape.n_embd};
     for (size_t i = 0; i < (run->shared ? 6U : 3U); i++)
         hip_act_to(&p, hip_act_for(all[i]), run->m->x[hip_act_for(all[i])]);
-    HIP_LAUNCH(run->h->dev, act, (unsigned)run->rows, 1, 1, p);
+    hip_act(run->h, &p, run->rows);
 }
 
 /* dst [n_rows] = SiLU(gate) * up (or gate alone, where up is NULL) in the form that `down` wants. */
@@ -175,7 +176,7 @@ static struct moe_choose_params choose_params(const struct moe_run *run, int32_t
 static void choose(const struct moe_run *run, int32_t *chosen)
 {
     const struct moe_choose_params p = choose_params(run, chosen);
-    HIP_LAUNCH(run->h->dev, moe_choose, (unsigned)(run->rows + 3) / 4, 1, 1, p);
+    HIP_LAUNCH(hip_dev(run->h), moe_choose, (unsigned)(run->rows + 3) / 4, 1, 1, p);
 }
 
 /* Where the shared expert's rows begin, behind those of the pairs in this run. */
@@ -208,7 +209,7 @@ static void route(const struct moe_run *run, int32_t *chosen)
 {
     const struct moe_weights *w = run->w;
     const struct hip_moe *m = run->m;
-    struct matvec_params p = {.n_items = 1, .item = {item_of(run, w->router, m->logits)}};
+    struct matvec_items p = {.n_items = 1, .item = {item_of(run, w->router, m->logits)}};
     if (run->shared) {
         p.n_items = 4;
         p.item[1] = item_of(run, w->shared_router, m->shared_logit);
@@ -222,10 +223,11 @@ static void route(const struct moe_run *run, int32_t *chosen)
     }
     if (run->rows == 1) {
         const struct moe_route_params one = {.products = p, .choose = choose_params(run, chosen), .counter = m->counters, .groups = (int32_t)groups};
-        HIP_LAUNCH(run->h->dev, moe_route, groups, 1, 1, one);
+        HIP_LAUNCH(hip_dev(run->h), moe_route, groups, 1, 1, one);
     } else {
         const enum hip_kernel kernel = (enum hip_kernel)(K_matvec_1 + (run->rows - 1));
-        hip_device_launch(run->h->dev, kernel, groups, 1, 1, &p, sizeof p);
+        const struct matvec_params several = {.products = p};
+        hip_device_launch(hip_dev(run->h), kernel, groups, 1, 1, &several, sizeof several);
         choose(run, chosen);
     }
 }
@@ -235,6 +237,7 @@ static void decode(const struct moe_run *run, float *h, int32_t *chosen)
     const struct moe_weights *w = run->w;
     struct hip_moe *m = run->m;
     const unsigned rows = (unsigned)run->rows, groups = ((unsigned)w->gate->gpu.n_out + GROUP_OUT - 1) / GROUP_OUT;
+    const unsigned out_groups = ((unsigned)w->down->gpu.n_out + GROUP_OUT - 1) / GROUP_OUT;
     route(run, chosen);
 
     struct moe_up_params up = {.w = {w->gate->gpu, w->up->gpu},
@@ -257,7 +260,7 @@ static void decode(const struct moe_run *run, float *h, int32_t *chosen)
         up.mid_stride[1] = row_bytes_for(w->shared_down);
         up.mid_form[1] = (int32_t)hip_act_for(w->shared_down);
     }
-    HIP_LAUNCH(run->h->dev, moe_up, (unsigned)run->used + run->shared, rows, groups, up);
+    HIP_LAUNCH(hip_dev(run->h), moe_up, (unsigned)run->used + run->shared, rows, groups, up);
 
     struct moe_down_params down = {.w = {w->down->gpu},
                                    .mid = {m->mid},
@@ -266,14 +269,15 @@ static void decode(const struct moe_run *run, float *h, int32_t *chosen)
                                    .share = m->share,
                                    .h = h,
                                    .used = run->used,
-                                   .parts = run->used};
+                                   .parts = run->used,
+                                   .tail = {.act = {.x = h, .n = w->down->gpu.n_out}, .rows = run->rows, .members = (int32_t)out_groups}};
     if (run->shared) {
         down.w[1] = w->shared_down->gpu;
         down.mid[1] = shared_mid(run);
         down.mid_stride[1] = row_bytes_for(w->shared_down);
         down.parts++;
     }
-    HIP_LAUNCH(run->h->dev, moe_down, rows, ((unsigned)w->down->gpu.n_out + GROUP_OUT - 1) / GROUP_OUT, 1, down);
+    hip_hold(run->h, K_moe_down, rows, out_groups, 1, &down, sizeof down, &down.tail);
 }
 
 /* ---- prefill ---- */
@@ -316,8 +320,8 @@ static void tile(const struct moe_run *run, const struct weight *w, const struct
     const size_t stride = hip_act_row_bytes(hip_act_for(w), w->gpu.n_in), x_rows = (size_t)(x_row ? run->rows : run->pairs);
     /* The kernels reckon with 32 bits inside x and inside the weight rows of one workgroup. */
     if (!k.known || stride > UINT32_MAX / x_rows || w->gpu.row_stride > UINT32_MAX / (uint64_t)k.out) {
-        hip_device_fail(run->h->dev, "moe: no GPU kernel for weight %s, %s [%d][%d], with %zu rows", w->name, block_info((uint32_t)w->gpu.type)->name,
-                        w->gpu.n_out, w->gpu.n_in, x_rows);
+        hip_device_fail(hip_dev(run->h), "moe: no GPU kernel for weight %s, %s [%d][%d], with %zu rows", w->name,
+                        block_info((uint32_t)w->gpu.type)->name, w->gpu.n_out, w->gpu.n_in, x_rows);
         return;
     }
     const struct moe_tile_params p = {.w = {w->gpu, pair ? pair->gpu : w->gpu},
@@ -328,7 +332,7 @@ static void tile(const struct moe_run *run, const struct weight *w, const struct
                                       .y_row = y_row,
                                       .y = y};
     const unsigned tiles = (unsigned)tiles_of((size_t)run->pairs, (size_t)run->h->base.shape.n_experts);
-    hip_device_launch(run->h->dev, pair ? k.pair : k.rows, tiles, ((unsigned)w->gpu.n_out + k.out - 1) / k.out, 1, &p, sizeof p);
+    hip_device_launch(hip_dev(run->h), pair ? k.pair : k.rows, tiles, ((unsigned)w->gpu.n_out + k.out - 1) / k.out, 1, &p, sizeof p);
 }
 
 static void prefill(const struct moe_run *run, float *h, int32_t *chosen)
@@ -354,7 +358,7 @@ static void prefill(const struct moe_run *run, float *h, int32_t *chosen)
                                          .used = run->used,
                                          .n_experts = g->base.shape.n_experts,
                                          .n_tiles = (int32_t)tiles_of((size_t)run->pairs, (size_t)g->base.shape.n_experts)};
-    HIP_LAUNCH(g->dev, moe_sort, 1, 1, 1, sort);
+    HIP_LAUNCH(hip_dev(g), moe_sort, 1, 1, 1, sort);
 
     const bool fused = tile_kernels(w->gate).has_pair && w->gate->gpu.type == w->up->gpu.type && w->gate->gpu.row_stride == w->up->gpu.row_stride;
     tile(run, w->gate, fused ? w->up : NULL, x_for(run, w->gate), m->sorted_row, NULL, m->gate);
@@ -365,7 +369,7 @@ static void prefill(const struct moe_run *run, float *h, int32_t *chosen)
 
     const struct moe_sum_params sum = {
         .out = m->out, .shared = run->shared ? m->shared_out : NULL, .share = m->share, .h = h, .used = run->used, .n = g->base.shape.n_embd};
-    HIP_LAUNCH(g->dev, moe_sum, (unsigned)run->rows, 1, 1, sum);
+    HIP_LAUNCH(hip_dev(g), moe_sum, (unsigned)run->rows, 1, 1, sum);
 }
 
 /* ---- the operation ---- */
@@ -375,7 +379,7 @@ static bool check_weights(struct hip *h, const struct weight *norm, const struct
     const struct backend_shape *sh = &h->base.shape;
     const int64_t dim = sh->n_embd, experts = sh->n_experts;
     if (!h->moe) {
-        hip_device_fail(h->dev, "moe: the model's shape has no experts");
+        hip_device_fail(hip_dev(h), "moe: the model's shape has no experts");
         return false;
     }
     if (!hip_values(h, "moe: norm", norm, dim, 1) || !hip_fits(h, "moe: router", w->router, dim, experts, 1) ||
@@ -385,7 +389,7 @@ static bool check_weights(struct hip *h, const struct weight *norm, const struct
     if (!w->shared_router)
         return true;
     if (sh->shared_ff < 1) {
-        hip_device_fail(h->dev, "moe: weight %s, but the model's shape has no shared expert", w->shared_router->name);
+        hip_device_fail(hip_dev(h), "moe: weight %s, but the model's shape has no shared expert", w->shared_router->name);
         return false;
     }
     return hip_fits(h, "moe: shared_router", w->shared_router, dim, 1, 1) && hip_fits(h, "moe: shared_gate", w->shared_gate, dim, sh->shared_ff, 1) &&

@@ -40,18 +40,18 @@ void hip_store_close(struct hip *h)
         return;
     while (s->buffers) {
         struct buffer *next = s->buffers->next;
-        hip_device_free(h->dev, s->buffers->dev);
+        hip_device_free(hip_dev(h), s->buffers->dev);
         free(s->buffers);
         s->buffers = next;
     }
     while (s->weights) {
         struct weight *next = s->weights->next;
-        hip_device_free(h->dev, (void *)(uintptr_t)s->weights->gpu.data);
+        hip_device_free(hip_dev(h), (void *)(uintptr_t)s->weights->gpu.data);
         free(s->weights);
         s->weights = next;
     }
     for (size_t i = 0; i < s->n_slabs; i++)
-        hip_device_free(h->dev, s->slabs[i]);
+        hip_device_free(hip_dev(h), s->slabs[i]);
     free(s->slabs);
     free(s->pages.at);
     free(s->states.at);
@@ -62,19 +62,19 @@ void hip_store_close(struct hip *h)
 /* -1 with err after a failure: what a reader or a snapshot would get is not what was asked for. The error stays for sync. */
 static int check_failed(struct hip *h, struct error *err)
 {
-    return hip_device_failed(h->dev) ? error_set(err, "%s", hip_device_error(h->dev)) : 0;
+    return hip_device_failed(hip_dev(h)) ? error_set(err, "%s", hip_device_error(hip_dev(h))) : 0;
 }
 
 /* Device memory that begins as zeros. NULL with err when it cannot be had or not be cleared. */
 static void *zeroed(struct hip *h, size_t bytes, struct error *err)
 {
-    void *p = hip_device_alloc(h->dev, bytes, err);
+    void *p = hip_device_alloc(hip_dev(h), bytes, err);
     if (!p)
         return NULL;
-    hip_device_zero(h->dev, p, bytes);
+    hip_device_zero(hip_dev(h), p, bytes);
     if (!check_failed(h, err))
         return p;
-    hip_device_free(h->dev, p);
+    hip_device_free(hip_dev(h), p);
     return NULL;
 }
 
@@ -106,7 +106,7 @@ void hip_buffer_free(struct backend *b, struct buffer *buf)
         if (*link != buf)
             continue;
         *link = buf->next;
-        hip_device_free(hip_of(b)->dev, buf->dev);
+        hip_device_free(hip_dev(hip_of(b)), buf->dev);
         free(buf);
         return;
     }
@@ -123,14 +123,14 @@ int hip_buffer_read(struct backend *b, struct buffer *src, size_t offset, void *
 {
     if (check_failed(hip_of(b), err) || check_range(src, offset, bytes, err))
         return -1;
-    return hip_device_read(hip_of(b)->dev, dst, (const char *)src->dev + offset, bytes, err);
+    return hip_device_read(hip_dev(hip_of(b)), dst, (const char *)src->dev + offset, bytes, err);
 }
 
 int hip_buffer_write(struct backend *b, struct buffer *dst, size_t offset, const void *src, size_t bytes, struct error *err)
 {
     if (check_failed(hip_of(b), err) || check_range(dst, offset, bytes, err))
         return -1;
-    hip_device_write(hip_of(b)->dev, (char *)dst->dev + offset, src, bytes);
+    hip_device_write(hip_dev(hip_of(b)), (char *)dst->dev + offset, src, bytes);
     return check_failed(hip_of(b), err);
 }
 
@@ -197,7 +197,7 @@ static void upload(struct hip *h, struct weight *w)
                 asked += next;
             }
             const size_t n = rows - done < most ? rows - done : most;
-            uint8_t *room = hip_device_stage(h->dev, n * stride);
+            uint8_t *room = hip_device_stage(hip_dev(h), n * stride);
             if (!room)
                 return;
             for (size_t i = 0; i < n && !widen; i++)
@@ -206,7 +206,7 @@ static void upload(struct hip *h, struct weight *w)
                 memset(room + i * stride, 0, stride);
                 block_dequant(d->type, src + (done + i) * from, (float *)(void *)(room + i * stride), n_in);
             }
-            hip_device_send(h->dev, dst + done * stride, room, n * stride);
+            hip_device_send(hip_dev(h), dst + done * stride, room, n * stride);
             report(h->store, n * stride);
             done += n;
         }
@@ -229,7 +229,7 @@ struct weight *hip_weight_new(struct backend *b, const struct weight_desc *desc,
     }
     const enum block_type type = device_type(desc);
     const size_t stride = hip_layout_row_stride(type, (size_t)desc->n_in), mat = stride * (size_t)desc->n_out;
-    void *data = hip_device_alloc(h->dev, mat * (size_t)desc->n_mats, err);
+    void *data = hip_device_alloc(hip_dev(h), mat * (size_t)desc->n_mats, err);
     if (!data) {
         error_prefix(err, "tensor %s", named.name);
         free(w);
@@ -305,7 +305,7 @@ static char *address(struct hip *h, const struct addresses *a, int32_t i, const 
 {
     if (i >= 0 && i < a->n)
         return (char *)(uintptr_t)a->at[i];
-    hip_device_fail(h->dev, "%s %d is outside the %d reserved", what, i, a->n);
+    hip_device_fail(hip_dev(h), "%s %d is outside the %d reserved", what, i, a->n);
     return NULL;
 }
 
@@ -315,7 +315,7 @@ void hip_state_reset(struct backend *b, int32_t state)
     struct hip *h = hip_of(b);
     char *at = address(h, &h->store->states, state, "state slot");
     for (int layer = 0; at && layer < b->shape.n_delta_layers; layer++)
-        hip_device_zero(h->dev, at + slot_layer(&b->shape, layer).m, slot_matrix_bytes(&b->shape));
+        hip_device_zero(hip_dev(h), at + slot_layer(&b->shape, layer).m, slot_matrix_bytes(&b->shape));
 }
 
 void hip_state_copy(struct backend *b, int32_t dst, int32_t src)
@@ -323,7 +323,7 @@ void hip_state_copy(struct backend *b, int32_t dst, int32_t src)
     struct hip *h = hip_of(b);
     char *to = address(h, &h->store->states, dst, "state slot"), *from = address(h, &h->store->states, src, "state slot");
     if (to && from && to != from)
-        hip_device_copy(h->dev, to, from, slot_state_bytes(&b->shape));
+        hip_device_copy(hip_dev(h), to, from, slot_state_bytes(&b->shape));
 }
 
 void hip_page_copy(struct backend *b, int32_t dst, int32_t src)
@@ -331,7 +331,7 @@ void hip_page_copy(struct backend *b, int32_t dst, int32_t src)
     struct hip *h = hip_of(b);
     char *to = address(h, &h->store->pages, dst, "KV page"), *from = address(h, &h->store->pages, src, "KV page");
     if (to && from && to != from)
-        hip_device_copy(h->dev, to, from, slot_page_bytes(&b->shape));
+        hip_device_copy(hip_dev(h), to, from, slot_page_bytes(&b->shape));
 }
 
 /* ---- packed images ---- */
@@ -376,7 +376,7 @@ int hip_state_save(struct backend *b, int32_t state, int pos, void *dst, struct 
         const struct slot_run run = slot_packed_run(&b->shape, pos, i);
         parts[i] = (struct hip_part){slot + run.offset, run.bytes};
     }
-    const int rc = hip_device_gather(h->dev, dst, parts, (size_t)n, err);
+    const int rc = hip_device_gather(hip_dev(h), dst, parts, (size_t)n, err);
     free(parts);
     return rc;
 }
@@ -390,7 +390,7 @@ int hip_state_load(struct backend *b, int32_t state, int pos, const void *src, s
         return -1;
     for (int i = 0; i < slot_packed_runs(&b->shape, pos); i++) {
         const struct slot_run run = slot_packed_run(&b->shape, pos, i);
-        hip_device_write(h->dev, slot + run.offset, image, run.bytes);
+        hip_device_write(hip_dev(h), slot + run.offset, image, run.bytes);
         image += run.bytes;
     }
     return check_failed(h, err);
@@ -400,7 +400,7 @@ int hip_page_save(struct backend *b, int32_t page, void *dst, struct error *err)
 {
     struct hip *h = hip_of(b);
     const char *at = image_address(h, &h->store->pages, page, "KV page", err);
-    return at ? hip_device_read(h->dev, dst, at, slot_page_bytes(&b->shape), err) : -1;
+    return at ? hip_device_read(hip_dev(h), dst, at, slot_page_bytes(&b->shape), err) : -1;
 }
 
 int hip_page_load(struct backend *b, int32_t page, const void *src, struct error *err)
@@ -409,6 +409,6 @@ int hip_page_load(struct backend *b, int32_t page, const void *src, struct error
     char *at = image_address(h, &h->store->pages, page, "KV page", err);
     if (!at)
         return -1;
-    hip_device_write(h->dev, at, src, slot_page_bytes(&b->shape));
+    hip_device_write(hip_dev(h), at, src, slot_page_bytes(&b->shape));
     return check_failed(h, err);
 }

@@ -40,11 +40,11 @@ void hip_tile(struct hip *h, const struct weight *w, const void *act, int n_rows
     /* The kernels reckon with 32 bits inside x, inside y and inside the weight rows of one workgroup. */
     if (!k.known || n_rows < 1 || stride > UINT32_MAX / (size_t)n_rows || (size_t)w->gpu.n_out > UINT32_MAX / sizeof *y / (size_t)n_rows ||
         w->gpu.row_stride > UINT32_MAX / (uint64_t)k.out) {
-        hip_device_fail(h->dev, "%s: no GPU kernel for a product of %s [%d][%d] with %d rows", w->name, block_info((uint32_t)w->gpu.type)->name,
+        hip_device_fail(hip_dev(h), "%s: no GPU kernel for a product of %s [%d][%d] with %d rows", w->name, block_info((uint32_t)w->gpu.type)->name,
                         w->gpu.n_out, w->gpu.n_in, n_rows);
         return;
     }
     struct tile_params p = {.w = w->gpu, .x = act, .y = y, .x_stride = (uint32_t)stride, .n_rows = n_rows, .add = add};
     unsigned row_tiles = (unsigned)((n_rows + k.rows - 1) / k.rows), out_tiles = ((unsigned)w->gpu.n_out + (unsigned)k.out - 1) / (unsigned)k.out;
-    hip_device_launch(h->dev, k.kernel, row_tiles, out_tiles, 1, &p, sizeof p);
+    hip_device_launch(hip_dev(h), k.kernel, row_tiles, out_tiles, 1, &p, sizeof p);
 }

@@ -2,7 +2,8 @@
  * broken compiler, driver or chip is found before it answers anybody.
  *
  * Both backends run the same steps: a prompt longer than a grid cell beside a short one, then steps of one to eight rows. After every operation the
- * results are compared, and the GPU goes on with the CPU's, so that an error is told by the operation that made it. */
+ * results are compared, and the GPU goes on with the CPU's, so that an error is told by the operation that made it. Every other step of few rows
+ * compares after several operations, whose launches are then joined as in a real step (hip_hold.c). */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -96,7 +97,8 @@ struct test {
     uint8_t *bytes[W_COUNT];
     float *want, *got; /* [MOST_ROWS][widest] */
     int length[SEQUENCES];
-    int n_rows, step;
+    int n_rows, step, variant;
+    bool joined; /* this step compares after several operations */
 };
 
 /* ---- random weights ---- */
@@ -310,12 +312,19 @@ static int run_attention(struct test *t, double near, double exact, struct error
     if (check(t, "project", "q", B_Q, near, err) || check(t, "project", "k", B_K, near, err) || check(t, "project", "v", B_V, near, err))
         return -1;
     BOTH(attn_store(s->b, 0, s->buf[B_Q], s->buf[B_K], s->buf[B_V], s->w[W_Q_NORM], s->w[W_K_NORM]));
-    if (check(t, "attn_store", "q", B_Q, NEAR_F32, err))
+    if (!t->joined && check(t, "attn_store", "q", B_Q, NEAR_F32, err))
         return -1;
     BOTH(attn_mix(s->b, 0, s->buf[B_Q], s->buf[B_MIX]));
-    if (check(t, "attn_mix", "out", B_MIX, t->shape.kv_type == KV_F16 ? 5 * NEAR_F32 : NEAR_QUANT, err))
+    const double near_mix = t->shape.kv_type == KV_F16 ? 5 * NEAR_F32 : NEAR_QUANT;
+    if (!t->joined && check(t, "attn_mix", "out", B_MIX, near_mix, err))
         return -1;
     BOTH(project_add(s->b, s->buf[B_MIX], s->w[W_O], s->buf[B_H]));
+    if (t->joined)
+        return check(t, "attn_store, attn_mix, project_add", "q", B_Q, NEAR_F32, err) ||
+                       check(t, "attn_store, attn_mix, project_add", "out", B_MIX, near_mix, err) ||
+                       check(t, "attn_store, attn_mix, project_add", "h", B_H, NEAR_QUANT, err)
+                   ? -1
+                   : 0;
     return check(t, "project_add", "h", B_H, exact, err);
 }
 
@@ -327,12 +336,19 @@ static int run_delta(struct test *t, double near, double exact, struct error *er
         check(t, "project", "alpha", B_ALPHA, near, err))
         return -1;
     BOTH(delta_conv(s->b, 0, s->buf[B_U], s->buf[B_BETA], s->buf[B_ALPHA], s->w[W_CONV], s->w[W_DT_BIAS], s->w[W_A], s->buf[B_QKV], s->buf[B_GATES]));
-    if (check(t, "delta_conv", "qkv", B_QKV, NEAR_F32, err) || check(t, "delta_conv", "gates", B_GATES, NEAR_F32, err))
+    if (!t->joined && (check(t, "delta_conv", "qkv", B_QKV, NEAR_F32, err) || check(t, "delta_conv", "gates", B_GATES, NEAR_F32, err)))
         return -1;
     BOTH(delta_rule(s->b, 0, s->buf[B_QKV], s->buf[B_GATES], s->buf[B_Z], s->w[W_DELTA_NORM], s->buf[B_DELTA]));
-    if (check(t, "delta_rule", "out", B_DELTA, 5 * NEAR_F32, err))
+    if (!t->joined && check(t, "delta_rule", "out", B_DELTA, 5 * NEAR_F32, err))
         return -1;
     BOTH(project_add(s->b, s->buf[B_DELTA], s->w[W_OUT], s->buf[B_H]));
+    if (t->joined)
+        return check(t, "delta_conv, delta_rule, project_add", "qkv", B_QKV, NEAR_F32, err) ||
+                       check(t, "delta_conv, delta_rule, project_add", "gates", B_GATES, NEAR_F32, err) ||
+                       check(t, "delta_conv, delta_rule, project_add", "out", B_DELTA, 5 * NEAR_F32, err) ||
+                       check(t, "delta_conv, delta_rule, project_add", "h", B_H, NEAR_QUANT, err)
+                   ? -1
+                   : 0;
     return check(t, "project_add", "h", B_H, exact, err);
 }
 
@@ -387,6 +403,23 @@ static int run_top(struct test *t, struct error *err)
     return rc;
 }
 
+/* What a layer's end and the next one's start are to each other. */
+static int run_joined(struct test *t, double near, struct error *err)
+{
+    BOTH(project_add(s->b, s->buf[B_DELTA], s->w[W_OUT], s->buf[B_H]));
+    moe(&t->cpu);
+    moe(&t->gpu);
+    BOTH(project(s->b, s->buf[B_H], s->w[W_NORM], 3, (struct weight *[]){s->w[W_Q], s->w[W_K], s->w[W_V]},
+                 (struct buffer *[]){s->buf[B_Q], s->buf[B_K], s->buf[B_V]}));
+    if (check(t, "project_add, moe, project", "experts", B_CHOSEN, 0, err) || check(t, "project_add, moe, project", "h", B_H, near, err) ||
+        check(t, "project_add, moe, project", "q", B_Q, near, err) || check(t, "project_add, moe, project", "v", B_V, near, err))
+        return -1;
+    BOTH(project_add(s->b, s->buf[B_MIX], s->w[W_O], s->buf[B_H]));
+    BOTH(mlp(s->b, s->buf[B_H], s->w[W_NORM], s->w[W_GATE], s->w[W_UP], s->w[W_DOWN]));
+    BOTH(project(s->b, s->buf[B_H], s->w[W_NORM], 2, (struct weight *[]){s->w[W_U], s->w[W_Z]}, (struct buffer *[]){s->buf[B_U], s->buf[B_Z]}));
+    return check(t, "project_add, mlp, project", "h", B_H, near, err) || check(t, "project_add, mlp, project", "qkv", B_U, near, err) ? -1 : 0;
+}
+
 static int run_rest(struct test *t, double near, struct error *err)
 {
     int32_t rows[MOST_ROWS];
@@ -424,12 +457,13 @@ static int run_step(struct test *t, struct error *err)
     }
     for (int i = 0; i < t->n_rows; i++)
         ids[i] = (int32_t)(next_random(t) % V);
+    t->joined = t->n_rows <= GPU_TAIL_ROWS && (t->step + t->variant) % 2;
     BOTH(begin(s->b, ids, t->n_rows, spans, n_spans));
     if (fill(t, B_H, err))
         return -1;
     BOTH(embed(s->b, s->w[W_EMBD], s->buf[B_X]));
     if (check(t, "embed", "rows", B_X, 1e-6, err) || run_attention(t, near, is_integer(t->type) ? 0 : NEAR_F32, err) ||
-        run_delta(t, near, is_integer(t->type) ? 0 : NEAR_F32, err) || run_rest(t, near, err))
+        run_delta(t, near, is_integer(t->type) ? 0 : NEAR_F32, err) || (t->joined && run_joined(t, near, err)) || run_rest(t, near, err))
         return -1;
     return t->gpu.b->ops->sync(t->gpu.b, err);
 }
@@ -556,7 +590,7 @@ static int make_slots(struct side *s, struct error *err)
 
 static int run_type(struct hip_device *d, enum block_type type, int variant, const struct backend_shape *like, struct error *err)
 {
-    struct test t = {.shape = shape_for(variant, like), .type = type, .random = 88172645463325252u + (uint64_t)variant};
+    struct test t = {.shape = shape_for(variant, like), .type = type, .random = 88172645463325252u + (uint64_t)variant, .variant = variant};
     const char *arch = hip_device_info(d)->arch;
     t.inner = t.shape.delta_v_heads * t.shape.delta_dim;
     t.channels = 2 * t.shape.delta_k_heads * t.shape.delta_dim + t.inner;

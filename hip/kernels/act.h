@@ -3,21 +3,29 @@
  * Every number here has the bits of the CPU backend: the norm adds squares in its 16 partial sums (engine/cpu/rows_impl.h), e^x is its polynomial
  * (engine/cpu/rows_vec.h), quantising is engine/cpu/matmul.h. A workgroup does one row, so nothing depends on the other rows.
  *
- * For other kernels: rms_scale, quantise_256 and quantise_32 (a wave, 256 values), exp_f, silu_f. */
+ * For other kernels: act_block, quantise_256 and quantise_32 (a wave, 256 values), exp_f, silu_f. */
 #ifndef BEDSIDE_HIP_KERNELS_ACT_H
 #define BEDSIDE_HIP_KERNELS_ACT_H
 
 #include "hip/kernels/gpu.h"
-#include "hip/kernels/matvec.h"
 #include "hip/kernels/params.h"
 
 enum {
     ACT_THREADS = 256,
     ACT_WAVES = ACT_THREADS / 32,
-    ACT_EACH = 8,                   /* neighbouring values of one lane */
+    ACT_EACH = 8,        /* neighbouring values of one lane */
+    ACT_256_SUM16 = 256, /* offsets in struct act_256 of engine/cpu/matmul_impl.h */
+    ACT_256_SUM32 = 288,
+    ACT_256_D = 304,
+    ACT_256_BYTES = 320,
     NORM_TILE = 4096,               /* values added up at a time */
     NORM_LANE = NORM_TILE / 16 + 4, /* floats from one partial sum's values to the next one's: 16 bytes apart modulo the banks */
 };
+
+DEV uint32_t lines_of(uint32_t bytes)
+{
+    return (bytes + 63) & ~63U;
+}
 
 /* ---- functions of one number ---- */
 
@@ -249,43 +257,47 @@ DEV void store_values(const float (&v)[ACT_EACH], float *y, int i, int n, bool a
     }
 }
 
+/* A wave: values at .. at+255 of row r of the result, which is row `from` of x. PLAIN: without `up` and `normed`. */
+template <bool PLAIN> DEV void act_block(const struct act_params &p, int r, int from, int at, float scale)
+{
+    const int n = p.n, i0 = at + (int)lane_id() * ACT_EACH;
+    const size_t row = (size_t)(uint32_t)r, x_at = (size_t)(uint32_t)from * (uint32_t)n;
+    const bool aligned = (n & 7) == 0;
+    float v[ACT_EACH], by[ACT_EACH];
+    load_values(v, p.x + x_at, i0, n, aligned);
+    if (!PLAIN && p.up) {
+        load_values(by, p.up + x_at, i0, n, aligned);
+        UNROLL
+        for (int j = 0; j < ACT_EACH; j++)
+            v[j] = silu_f(v[j]) * by[j];
+    }
+    if (p.norm) {
+        load_values(by, p.norm, i0, n, aligned);
+        UNROLL
+        for (int j = 0; j < ACT_EACH; j++)
+            v[j] = v[j] * scale * by[j];
+    }
+    UNROLL
+    for (int j = 0; j < ACT_EACH; j++)
+        v[j] = i0 + j < n ? v[j] : 0.0f;
+    if (!PLAIN && p.normed)
+        store_values(v, p.normed + row * p.normed_stride, i0, n, aligned);
+    if (p.f32)
+        store_values(v, (float *)(p.f32 + row * lines_of((uint32_t)n * 4)), i0, n, aligned);
+    if (p.q8_256)
+        quantise_256(v, p.q8_256 + row * ((uint32_t)n / 256 * ACT_256_BYTES) + (uint32_t)at / 256 * ACT_256_BYTES);
+    if (p.q8_32)
+        quantise_32(v, p.q8_32 + row * (lines_of((uint32_t)n) + 2 * lines_of((uint32_t)n / 32 * 4)), at, n);
+}
+
 KERNEL(256) act(struct act_params p)
 {
     SHARED float tile[16 * NORM_LANE];
     SHARED float shared_scale;
-    const int r = (int)bid_x(), n = p.n, lane = (int)lane_id();
-    const size_t from = (size_t)(p.index ? p.index[r] : r) * (size_t)n;
-    const float *x = p.x + from;
-    const bool aligned = (n & 7) == 0;
-    const float scale = p.norm ? rms_scale(x, n, p.eps, tile, &shared_scale) : 1.0f;
-    for (int at = uniform_i((int)(tid_x() / 32)) * 256; at < n; at += ACT_WAVES * 256) {
-        const int i0 = at + lane * ACT_EACH;
-        float v[ACT_EACH], by[ACT_EACH];
-        load_values(v, x, i0, n, aligned);
-        if (p.up) {
-            load_values(by, p.up + from, i0, n, aligned);
-            UNROLL
-            for (int j = 0; j < ACT_EACH; j++)
-                v[j] = silu_f(v[j]) * by[j];
-        }
-        if (p.norm) {
-            load_values(by, p.norm, i0, n, aligned);
-            UNROLL
-            for (int j = 0; j < ACT_EACH; j++)
-                v[j] = v[j] * scale * by[j];
-        }
-        UNROLL
-        for (int j = 0; j < ACT_EACH; j++)
-            v[j] = i0 + j < n ? v[j] : 0.0f;
-        if (p.normed)
-            store_values(v, p.normed + (size_t)r * p.normed_stride, i0, n, aligned);
-        if (p.f32)
-            store_values(v, (float *)(p.f32 + (size_t)r * lines_of((uint32_t)n * 4)), i0, n, aligned);
-        if (p.q8_256)
-            quantise_256(v, p.q8_256 + (size_t)r * ((uint32_t)n / 256 * ACT_256_BYTES) + (uint32_t)at / 256 * ACT_256_BYTES);
-        if (p.q8_32)
-            quantise_32(v, p.q8_32 + (size_t)r * (lines_of((uint32_t)n) + 2 * lines_of((uint32_t)n / 32 * 4)), at, n);
-    }
+    const int r = (int)bid_x(), from = p.index ? p.index[r] : r;
+    const float scale = p.norm ? rms_scale(p.x + (size_t)(uint32_t)from * (uint32_t)p.n, p.n, p.eps, tile, &shared_scale) : 1.0f;
+    for (int at = uniform_i((int)(tid_x() / 32)) * 256; at < p.n; at += ACT_WAVES * 256)
+        act_block<false>(p, r, from, at, scale);
 }
 
 /* ---- rows of a matrix as f32: the bits of block_dequant (engine/blocks.c) ---- */

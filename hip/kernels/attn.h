@@ -34,6 +34,7 @@
 #define BEDSIDE_HIP_KERNELS_ATTN_H
 
 #include "hip/kernels/attn_store.h"
+#include "hip/kernels/tail.h"
 
 enum { ATTN_TOP_EXPONENT = 14 };
 
@@ -637,8 +638,8 @@ template <class K> DEV void attn_store_part(const struct attn_mix_params &p, con
         (f32x2_t *)(p.part_ms + ((size_t)l.head[t] * (size_t)p.parts + (size_t)part) * 2) = f32x2_t{l.m[t], l.s[t]};
 }
 
-/* The workgroup that finishes the last of a block's parts merges them all, in order. */
-template <class K> DEV void attn_merge_parts(const struct attn_mix_params &p, const struct attn_block &b, struct attn_shared<K> *sh, int n_parts)
+/* The workgroup that finishes the last of a block's parts merges them all, in order: true. */
+template <class K> DEV bool attn_merge_parts(const struct attn_mix_params &p, const struct attn_block &b, struct attn_shared<K> *sh, int n_parts)
 {
     int *done = p.done + bid_x() * (uint32_t)p.n_kv_heads + bid_y();
     fence_device();
@@ -650,7 +651,7 @@ template <class K> DEV void attn_merge_parts(const struct attn_mix_params &p, co
     }
     sync_threads();
     if (!uniform_i(sh->last))
-        return;
+        return false;
     fence_device();
     const int fours = p.head_dim / 4;
     for (int i = (int)tid_x(); i < K::queries * fours; i += ATTN_WAVES * 32) {
@@ -671,6 +672,7 @@ template <class K> DEV void attn_merge_parts(const struct attn_mix_params &p, co
         ATTN_UNROLL for (int k = 0; k < 4; k++) total[k] = attn_finished(p, total[k], s, head, c + k);
         store_f32x4(p.out + (size_t)head * (size_t)p.head_dim + c, total);
     }
+    return true;
 }
 
 /* Adds a part to the total of the block, which waits in `out` from part to part; the last one finishes. */
@@ -701,15 +703,16 @@ DEV void attn_add_part(const struct attn_mix_params &p, const struct attn_lane<K
     });
 }
 
-/* Grid [blocks of K::queries of all spans][NKV][parts, or 1]. With p.parts a workgroup has one part of a sequence, otherwise one after the other. */
-template <class K> DEV void attn_mix_block(const struct attn_mix_params &p, struct attn_shared<K> *sh)
+/* Grid [blocks of K::queries of all spans][NKV][parts, or 1]. With p.parts a workgroup has one part of a sequence, otherwise one after the other.
+ * True in the one whose stores complete the block. */
+template <class K> DEV bool attn_mix_block(const struct attn_mix_params &p, struct attn_shared<K> *sh)
 {
     const struct attn_block b = attn_find_block(p, K::queries);
     const int n_parts = b.last_pos / ATTN_PART + 1;
     const bool apart = p.parts > 0 && n_parts > 1;
     int part = (int)bid_z();
     if (part >= n_parts)
-        return;
+        return false;
     struct attn_lane<K> l;
     float total_m[K::tiles] = {}, total_s[K::tiles] = {};
     attn_acc<K> acc;
@@ -729,17 +732,19 @@ template <class K> DEV void attn_mix_block(const struct attn_mix_params &p, stru
             break;
         attn_add_part<K>(p, l, part, part == n_parts - 1, total_m, total_s, acc);
         if (part == n_parts - 1)
-            return;
+            return true;
     }
     attn_store_part<K>(p, l, part, acc);
-    attn_merge_parts<K>(p, b, sh, n_parts);
+    return attn_merge_parts<K>(p, b, sh, n_parts);
 }
 
 #define ATTN_KERNEL(name, dim, tiles, q8, whole)                                                                                                     \
     KERNEL(128) name(struct attn_mix_params p)                                                                                                       \
     {                                                                                                                                                \
         SHARED struct attn_shared<attn_kind<dim, tiles, q8, whole>> shared;                                                                          \
-        attn_mix_block<attn_kind<dim, tiles, q8, whole>>(p, &shared);                                                                                \
+        SHARED struct tail_shared tail;                                                                                                              \
+        if (attn_mix_block<attn_kind<dim, tiles, q8, whole>>(p, &shared) && whole)                                                                   \
+            tail_of<ATTN_WAVES>(read_again(p).tail, 0, read_again(p).tail.rows, &tail);                                                              \
     }
 ATTN_KERNEL(attn_few_256, 256, 1, false, true)
 ATTN_KERNEL(attn_many_256, 256, 2, false, true)

@@ -24,6 +24,11 @@
 #ifndef BEDSIDE_HIP_KERNELS_DELTA_H
 #define BEDSIDE_HIP_KERNELS_DELTA_H
 
+#include "hip/kernels/gpu.h"
+#include "hip/kernels/params.h"
+#include "hip/kernels/tail.h"
+#include "hip/kernels/wave.h"
+
 enum {
     DELTA_WAVES = 8,
     DELTA_THREADS = 32 * DELTA_WAVES,
@@ -286,28 +291,15 @@ struct delta_cell {
     int v_at, channels, dim, k_row, v_row, v_heads, row, t0, n;
 };
 
-/* The kernel's parameters, to be read again. */
-DEV const struct delta_rule_params &delta_again(const struct delta_rule_params &p)
-{
-#ifdef BEDSIDE_GPU_SHIM
-    return p;
-#else
-    (void)p;
-    auto *again = (const __attribute__((address_space(4))) struct delta_rule_params *)__builtin_amdgcn_kernarg_segment_ptr();
-    __asm__ volatile("" : "+s"(again));
-    return *(const struct delta_rule_params *)again;
-#endif
-}
-
 /* DIM: the heads' channels, or 0 when only p.dim tells. */
 template <int DIM> DEV int delta_dim(const struct delta_rule_params &p)
 {
-    return DIM > 0 ? DIM : delta_again(p).dim;
+    return DIM > 0 ? DIM : read_again(p).dim;
 }
 
 DEV struct gpu_span delta_span_of(const struct delta_rule_params &p)
 {
-    const struct gpu_span *spans = delta_again(p).step.spans;
+    const struct gpu_span *spans = read_again(p).step.spans;
 #ifdef BEDSIDE_GPU_SHIM
     return spans[bid_y()];
 #else
@@ -317,7 +309,7 @@ DEV struct gpu_span delta_span_of(const struct delta_rule_params &p)
 
 template <int DIM> DEV struct delta_cell delta_cell_of(const struct delta_rule_params &params, const struct delta_place &place)
 {
-    const struct delta_rule_params &p = delta_again(params);
+    const struct delta_rule_params &p = read_again(params);
     const int head = delta_fresh(place.head), key_head = delta_fresh(place.key_head);
     struct delta_cell cell;
     cell.dim = DIM > 0 ? DIM : p.dim;
@@ -393,7 +385,7 @@ DEV struct delta_column delta_column_of(int dim, int start)
 /* Sums and betas of the cell's rows; the slot receives the new sums. */
 DEV void cell_sums(const struct delta_rule_params &params, const struct delta_cell &cell, int head, struct delta_shared &shared)
 {
-    const struct delta_rule_params &p = delta_again(params);
+    const struct delta_rule_params &p = read_again(params);
     const int tid = delta_tid(), t = tid % GPU_GRID, end = cell.t0 + cell.n;
     const size_t of = (size_t)(cell.row + t - cell.t0) * 2 * (size_t)cell.v_heads + (size_t)head;
     if (tid < GPU_GRID && t < end)
@@ -694,7 +686,7 @@ DEV f32x4_t cell_gate(f32x4_t o, float scale, f32x4_t norm, f32x4_t z)
 DEV void cell_finish(const struct delta_rule_params &params, const struct delta_cell &cell, const struct delta_block &block, int head, int start,
                      struct delta_shared &shared, const struct delta_rows &rows)
 {
-    const struct delta_rule_params &p = delta_again(params);
+    const struct delta_rule_params &p = read_again(params);
     const struct delta_column column = delta_column_of(cell.dim, start);
     const int own = 4 * column.lane;
     const bool whole = start + DELTA_COLUMNS >= cell.dim;
@@ -833,7 +825,7 @@ template <int DIM> DEV void delta_span(const struct delta_rule_params &p, struct
         place.n = delta_min(span.n - done, GPU_GRID - place.t0);
         delta_work<DIM>(p, place, shared);
     }
-    if (place.head >= delta_again(p).k_heads || !delta_in_one_cell(delta_span_of(p)))
+    if (place.head >= read_again(p).k_heads || !delta_in_one_cell(delta_span_of(p)))
         return;
     const struct delta_cell cell = delta_cell_of<DIM>(p, place);
     for (int r = delta_fresh(place.wave); r < place.n; r += DELTA_WAVES) /* the first head of each key head keeps the keys */
@@ -845,13 +837,17 @@ template <int DIM> DEV void delta_span(const struct delta_rule_params &p, struct
 KERNEL(DELTA_THREADS) delta_rule(struct delta_rule_params p)
 {
     SHARED struct delta_shared shared;
+    SHARED struct tail_shared tail;
     delta_span<0>(p, shared);
+    tail_of<DELTA_WAVES>(read_again(p).tail, 0, read_again(p).tail.rows, &tail);
 }
 
 KERNEL(DELTA_THREADS) delta_rule_128(struct delta_rule_params p)
 {
     SHARED struct delta_shared shared;
+    SHARED struct tail_shared tail;
     delta_span<128>(p, shared);
+    tail_of<DELTA_WAVES>(read_again(p).tail, 0, read_again(p).tail.rows, &tail);
 }
 
 /* The keys of a span's last cell, when that is not its first, after all heads are done. Grid [GPU_GRID][spans]. */

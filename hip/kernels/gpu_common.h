@@ -3,6 +3,12 @@
 #ifndef BEDSIDE_HIP_KERNELS_GPU_COMMON_H
 #define BEDSIDE_HIP_KERNELS_GPU_COMMON_H
 
+#if defined(__clang__)
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL
+#endif
+
 /* ---- bits and conversions ---- */
 
 DEV int as_int(float f)

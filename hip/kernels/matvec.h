@@ -43,23 +43,15 @@
 #ifndef BEDSIDE_HIP_KERNELS_MATVEC_H
 #define BEDSIDE_HIP_KERNELS_MATVEC_H
 
+#include "hip/kernels/act.h"
 #include "hip/kernels/gpu.h"
 #include "hip/kernels/params.h"
+#include "hip/kernels/tail.h"
 
 enum {
-    MATVEC_W = 4,        /* weight rows of a wave */
-    MATVEC_WAVES = 4,    /* waves of a workgroup of the matvec kernels */
-    ACT_256_SUM16 = 256, /* offsets in struct act_256 of engine/cpu/matmul_impl.h */
-    ACT_256_SUM32 = 288,
-    ACT_256_D = 304,
-    ACT_256_BYTES = 320,
+    MATVEC_W = 4,     /* weight rows of a wave */
+    MATVEC_WAVES = 4, /* waves of a workgroup of the matvec kernels */
 };
-
-#if defined(__clang__)
-#define UNROLL _Pragma("unroll")
-#else
-#define UNROLL
-#endif
 
 /* ---- bits ---- */
 
@@ -88,11 +80,6 @@ DEV int mul24(int a, int b)
 DEV uint32_t rotate_right(uint32_t x, uint32_t n)
 {
     return x >> (n & 31) | x << ((0U - n) & 31);
-}
-
-DEV uint32_t lines_of(uint32_t bytes)
-{
-    return (bytes + 63) & ~63U;
 }
 
 /* The sum over the eight lanes of a group, in all of them. */
@@ -537,7 +524,7 @@ DEV void dot_rows_any(int type, const uint8_t *w, uint32_t row_stride, int n_w, 
 
 /* ---- kernels: grid [groups of 16 weight rows of all matrices] ---- */
 
-template <int ROWS> DEV void matvec(const matvec_params &p)
+template <int ROWS> DEV void matvec(const matvec_items &p)
 {
     const uint32_t group = bid_x();
     matvec_item item = p.item[0];
@@ -569,7 +556,9 @@ template <int ROWS> DEV void matvec(const matvec_params &p)
 #define MATVEC_KERNEL(rows)                                                                                                                          \
     KERNEL(128) matvec_##rows(struct matvec_params p)                                                                                                \
     {                                                                                                                                                \
-        matvec<rows>(p);                                                                                                                             \
+        SHARED struct tail_shared shared;                                                                                                            \
+        matvec<rows>(p.products);                                                                                                                    \
+        tail_of<MATVEC_WAVES>(read_again(p).tail, 0, rows, &shared);                                                                                 \
     }
 MATVEC_KERNEL(1)
 MATVEC_KERNEL(2)

@@ -1,8 +1,8 @@
 /* hip/kernels/moe.h: the mixture of experts, spec section 8: choosing experts, and their products for few rows (decode) and for many (prefill).
  *
  * Choosing is one wave for a row, sums in the order of experts as on the CPU. In decode each (row, rank) pair is a product of its own with the weights of
- * its expert, and one wave adds up all parts of its outputs; small work that needs the results of many workgroups (choosing, quantising a block) is
- * done by the last of them, which saves two launches. In prefill the pairs are sorted by expert on the device; a table of tiles, as long as there can be
+ * its expert, and one wave adds up all parts of its outputs; choosing, and quantising a block, is done by the last of the workgroups whose results it
+ * needs (tail.h). In prefill the pairs are sorted by expert on the device; a table of tiles, as long as there can be
  * tiles at most, tells each workgroup its expert and rows, and workgroups beyond its end leave.
  *
  * Decode and prefill give the same bits: the products do (matvec.h, matmul.h), and the sum over parts is the same chain of fma, best expert first, then the
@@ -15,6 +15,7 @@
 #include "hip/kernels/matmul.h"
 #include "hip/kernels/matvec.h"
 #include "hip/kernels/params.h"
+#include "hip/kernels/tail.h"
 #include "hip/kernels/tile_float.h"
 
 enum { MOE_THREADS = 128, MOE_WAVES = MOE_THREADS / 32, SORT_THREADS = 256 };
@@ -106,25 +107,6 @@ KERNEL(128) moe_choose(struct moe_choose_params p)
     const int wave = uniform_i((int)(tid_x() / 32)), r = (int)bid_x() * MOE_WAVES + wave;
     if (r < p.n_rows)
         choose_row(p, r, values[wave]);
-}
-
-/* ---- the last of several workgroups ---- */
-
-/* True in all threads of the workgroup that comes last of n; what the others have stored is then there. All threads call it; `said` is SHARED. */
-DEV bool last_of(int *counter, int n, int *said)
-{
-    release_device();
-    sync_threads();
-    if (tid_x() == 0) {
-        *said = atomic_add_i(counter, 1);
-        if (*said == n - 1)
-            *counter = 0;
-    }
-    sync_threads();
-    if (*said != n - 1)
-        return false;
-    acquire_device();
-    return true;
 }
 
 /* ---- sorting pairs by expert ---- */
@@ -244,9 +226,8 @@ KERNEL(128) moe_up(struct moe_up_params p)
         mid_block(gate, up, block * 256, n_out, p.mid_form[0], p.mid[0] + (size_t)pair * p.mid_stride[0]);
 }
 
-KERNEL(128) moe_down(struct moe_down_params p)
+DEV void down_rows(const struct moe_down_params &p, uint32_t r)
 {
-    const uint32_t r = bid_x();
     const int row = ((int)bid_y() * MOE_WAVES + uniform_i((int)(tid_x() / 32))) * MATVEC_W, n_out = p.w[0].n_out;
     if (row >= n_out)
         return;
@@ -265,6 +246,13 @@ KERNEL(128) moe_down(struct moe_down_params p)
     float *h = p.h + ((size_t)r * (uint32_t)n_out + (uint32_t)row);
     if (lane % 8 == 0 && lane / 8 < n_w)
         h[lane / 8] += sum;
+}
+
+KERNEL(128) moe_down(struct moe_down_params p)
+{
+    SHARED struct tail_shared shared;
+    down_rows(p, bid_x());
+    tail_of<MOE_WAVES>(read_again(p).tail, (int)bid_x(), 1, &shared);
 }
 
 /* ---- prefill ---- */

@@ -63,6 +63,17 @@ struct act_params {
     float eps;
     int32_t n;
     uint32_t normed_stride;
+    uint32_t pad; /* parameters are compared as bytes, hip/graph.h */
+};
+
+/* What the last workgroup of a launch makes of `rows` rows of act.x, once they are written: the forms that the next operation reads. Without `up`, `index`
+ * and `normed`. counters NULL: nothing. */
+enum { GPU_TAIL_ROWS = 8 }; /* most rows */
+struct act_tail {
+    struct act_params act;
+    int32_t *counters; /* [GPU_TAIL_ROWS], 0 before and after */
+    int32_t rows;
+    int32_t members; /* workgroups to wait for: of the launch, or of a row where workgroups have one */
 };
 
 /* out [rows][n]: row ids[r] (or 0) of the matrix. Grid [rows]. */
@@ -74,7 +85,7 @@ struct embed_params {
 
 /* ---- matvec.h ---- */
 
-/* One matrix of a launch: y [rows][n_out] (+)= w * x. */
+/* One matrix: y [rows][n_out] (+)= w * x. */
 struct matvec_item {
     const uint8_t *w;
     const uint8_t *x; /* rows in the form that goes with the type */
@@ -84,9 +95,13 @@ struct matvec_item {
     uint32_t first_group; /* of 16 weight rows, among those of all items */
     uint32_t pad;
 };
-struct matvec_params {
+struct matvec_items {
     struct matvec_item item[4];
-    int32_t n_items;
+    int32_t n_items, pad;
+};
+struct matvec_params {
+    struct matvec_items products;
+    struct act_tail tail; /* of the first item's y */
 };
 
 /* ---- head.h ---- */
@@ -153,6 +168,7 @@ struct delta_rule_params {
     uint64_t m_at, k_at, u_at, g_at; /* from a slot's address to the layer's arrays */
     int32_t k_heads, v_heads, dim;
     float eps;
+    struct act_tail tail; /* of out; not in delta_keep */
 };
 
 /* ---- attn.h ---- */
@@ -186,8 +202,9 @@ struct attn_mix_params {
     uint64_t k_offset, v_offset;
     uint32_t head_bytes, row_bytes;
     int32_t n_heads, n_kv_heads, group, head_dim, q_stride, gated;
-    float scale;   /* attn_scale / ln 2 */
-    int32_t parts; /* most parts of a sequence, when each has its own workgroup; otherwise 0 */
+    float scale;          /* attn_scale / ln 2 */
+    int32_t parts;        /* most parts of a sequence, when each has its own workgroup; otherwise 0 */
+    struct act_tail tail; /* of out; not in attn_any */
 };
 
 /* ---- moe.h ---- */
@@ -223,7 +240,7 @@ struct moe_sort_params {
 
 /* Decode of one row: products with x (router, and what of the shared expert depends on x alone); the workgroup that is last chooses. Grid [groups of 16 weight rows]. */
 struct moe_route_params {
-    struct matvec_params products;
+    struct matvec_items products;
     struct moe_choose_params choose;
     int32_t *counter; /* 0 before and after */
     int32_t groups;
@@ -257,7 +274,8 @@ struct moe_down_params {
     const float *share;    /* [rows][used + 1] */
     float *h;              /* [rows][n_out] */
     int32_t used;
-    int32_t parts; /* used, or used + 1 with a shared expert */
+    int32_t parts;        /* used, or used + 1 with a shared expert */
+    struct act_tail tail; /* of h, a row by itself */
 };
 
 /* Prefill: products of tiles of pairs. Grid [tiles][groups of TILE_OUT or FLOAT_OUT outputs]. */

@@ -108,7 +108,7 @@ static inline void check_against_cpu(hip_product_fn product, enum block_type typ
     /* Nothing lies behind the last weight row or the last activation: the stand-ins report a read beyond an allocation. */
     void *d_w = sent(rows, dev_row * outs), *d_x = sent(act, stride * (size_t)n_rows);
     float *d_y = sent(got, n_y * sizeof *got);
-    struct hip h = {.dev = hip_group.dev};
+    struct hip h = {.device = hip_group.dev};
     const struct weight w = {
         .gpu = {.data = d_w, .row_stride = dev_row, .mat_stride = dev_row * outs, .type = (int32_t)type, .n_in = n_in, .n_out = n_out, .n_mats = 1},
         .name = "w"};

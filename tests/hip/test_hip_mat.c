@@ -23,7 +23,7 @@ static void check_quantise(enum hip_act kind, int n, int n_rows, uint64_t seed)
     void *d_x = sent(x, values * sizeof *x), *d_act = sent(want, bytes);
     for (size_t r = 0; r < (size_t)n_rows; r++)
         act_quantise(ISA_PLAIN, cpu_kinds[kind], x + r * (size_t)n, n, want + r * stride);
-    struct hip h = {.dev = hip_group.dev};
+    struct hip h = {.device = hip_group.dev};
     hip_quantise(&h, kind, d_x, NULL, n_rows, n, d_act);
     fetch(got, d_act, bytes);
     for (size_t i = 0; i < bytes; i++)

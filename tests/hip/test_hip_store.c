@@ -112,7 +112,7 @@ static void check_weight(struct backend *b, enum block_type type, size_t n_in, s
     const size_t bytes = n_mats * w->gpu.mat_stride, per_block = block_bytes(type, block_info(type)->values);
     uint8_t *got = malloc(bytes);
     assert_non_null(got);
-    assert_ok(hip_device_read(hip_of(b)->dev, got, w->gpu.data, bytes, &err), err);
+    assert_ok(hip_device_read(hip_dev(hip_of(b)), got, w->gpu.data, bytes, &err), err);
     for (size_t m = 0; m < n_mats; m++)
         for (size_t o = 0; o < n_out; o++)
             for (size_t i = 0; i < w->gpu.row_stride; i++) {
@@ -159,13 +159,13 @@ static void half_precision_norms_and_taps_become_f32(void **state)
         assert_non_null(w);
         assert_int_equal(w->gpu.type, BLOCK_F32);
         assert_int_equal(w->desc.type, BLOCK_F32);
-        assert_ok(hip_device_read(hip_of(b)->dev, got, w->gpu.data, sizeof got, &err), err);
+        assert_ok(hip_device_read(hip_dev(hip_of(b)), got, w->gpu.data, sizeof got, &err), err);
         assert_memory_equal(got, want, sizeof got);
         struct weight_desc conv = {.name = "conv", .type = type, .n_in = TAPS, .n_out = 10, .n_mats = 1, .data = (const uint8_t *)half};
         w = b->ops->weight_new(b, &conv, &err);
         assert_non_null(w);
         assert_int_equal(w->gpu.row_stride, TAPS * sizeof(float));
-        assert_ok(hip_device_read(hip_of(b)->dev, taps, w->gpu.data, sizeof taps, &err), err);
+        assert_ok(hip_device_read(hip_dev(hip_of(b)), taps, w->gpu.data, sizeof taps, &err), err);
         assert_memory_equal(taps, want, sizeof taps);
     }
     b->ops->close(b);
@@ -354,7 +354,7 @@ static void a_reservation_that_fails_changes_nothing(void **state)
 static void fetch(struct backend *b, void *dst, const void *src, size_t bytes)
 {
     struct error err = {""};
-    assert_ok(hip_device_read(hip_of(b)->dev, dst, src, bytes, &err), err);
+    assert_ok(hip_device_read(hip_dev(hip_of(b)), dst, src, bytes, &err), err);
 }
 
 static void the_kernels_find_rows_spans_pages_and_states_of_the_step(void **state)
