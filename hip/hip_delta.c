@@ -43,6 +43,15 @@ static bool check_layer(struct hip *h, int layer)
     return false;
 }
 
+/* Every span of the step has one row: decode without drafts. */
+static bool single_rows(const struct hip *h)
+{
+    for (int i = 0; i < h->step.n_spans; i++)
+        if (h->spans[i].n != 1)
+            return false;
+    return true;
+}
+
 /* ---- delta_conv ---- */
 
 void hip_delta_conv(struct backend *b, int layer, struct buffer *u, struct buffer *beta_raw, struct buffer *alpha_raw, struct weight *conv,
@@ -81,11 +90,21 @@ void hip_delta_conv(struct backend *b, int layer, struct buffer *u, struct buffe
     for (int i = 0; i < h->step.n_spans; i++)
         longest = h->spans[i].n > longest ? h->spans[i].n : longest;
     const unsigned heads = (unsigned)(2 * sh->delta_k_heads + sh->delta_v_heads);
-    HIP_LAUNCH(hip_dev(h), delta_conv, (heads + CONV_HEADS - 1) / CONV_HEADS, ((unsigned)longest + CONV_ROWS - 1) / CONV_ROWS,
-               (unsigned)h->step.n_spans, p);
+    const unsigned groups = (heads + CONV_HEADS - 1) / CONV_HEADS, chunks = ((unsigned)longest + CONV_ROWS - 1) / CONV_ROWS;
+    if (single_rows(h)) /* delta_rule may do it */
+        hip_hold(h, K_delta_conv, groups, chunks, (unsigned)h->step.n_spans, &p, sizeof p, NULL);
+    else
+        HIP_LAUNCH(hip_dev(h), delta_conv, groups, chunks, (unsigned)h->step.n_spans, p);
 }
 
 /* ---- delta_rule ---- */
+
+/* The delta_conv that waits is of the same layer, makes what is read here, and nothing that it reads is overwritten by another workgroup. */
+static bool makes_input(const struct delta_conv_params *conv, const struct delta_rule_params *rule, uint64_t ring_at)
+{
+    return conv->qkv == rule->qkv && conv->gates == rule->gates && conv->ring_at == ring_at && rule->out != conv->u && rule->out != conv->beta_raw &&
+           rule->out != conv->alpha_raw && conv->qkv != conv->u && conv->gates != conv->beta_raw && conv->gates != conv->alpha_raw;
+}
 
 void hip_delta_rule(struct backend *b, int layer, struct buffer *qkv, struct buffer *gates, struct buffer *z, struct weight *norm, struct buffer *out)
 {
@@ -114,11 +133,19 @@ void hip_delta_rule(struct backend *b, int layer, struct buffer *qkv, struct buf
         .dim = sh->delta_dim,
         .eps = sh->norm_eps,
         .tail = {.act = {.x = out->dev, .n = (int32_t)v_row}, .rows = h->step.n_rows, .members = sh->delta_v_heads * h->step.n_spans}};
+    const bool wide = sh->delta_dim == 128;
+    const unsigned heads = (unsigned)sh->delta_v_heads, spans = (unsigned)h->step.n_spans;
+    const struct delta_conv_params *conv = hip_held_params(h, K_delta_conv);
+    if (conv && makes_input(conv, &p, at.conv)) {
+        const struct delta_step_params both = {.rule = p, .conv = *conv};
+        hip_hold_drop(h);
+        hip_hold(h, wide ? K_delta_step_128 : K_delta_step, heads, spans, 1, &both, sizeof both, &both.rule.tail);
+        return;
+    }
     bool crosses = false; /* a span that goes on into another grid cell: its keys are kept when no head reads the old ones any more */
     for (int i = 0; i < h->step.n_spans; i++)
         crosses |= h->spans[i].pos % GRID + h->spans[i].n > GRID;
-    hip_hold(h, sh->delta_dim == 128 ? K_delta_rule_128 : K_delta_rule, (unsigned)sh->delta_v_heads, (unsigned)h->step.n_spans, 1, &p, sizeof p,
-             &p.tail);
+    hip_hold(h, wide ? K_delta_rule_128 : K_delta_rule, heads, spans, 1, &p, sizeof p, &p.tail);
     if (crosses)
-        HIP_LAUNCH(hip_dev(h), delta_keep, GRID, (unsigned)h->step.n_spans, 1, p);
+        HIP_LAUNCH(hip_dev(h), delta_keep, GRID, spans, 1, p);
 }

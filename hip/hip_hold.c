@@ -10,7 +10,9 @@ union held_params {
     struct matvec_params matvec;
     struct moe_down_params moe_down;
     struct attn_mix_params attn_mix;
+    struct delta_conv_params delta_conv;
     struct delta_rule_params delta_rule;
+    struct delta_step_params delta_step;
 };
 
 struct hip_hold {
@@ -68,6 +70,17 @@ void hip_hold(struct hip *h, enum hip_kernel kernel, unsigned gx, unsigned gy, u
 enum hip_kernel hip_held(const struct hip *h)
 {
     return h->hold ? h->hold->kernel : K_COUNT;
+}
+
+const void *hip_held_params(const struct hip *h, enum hip_kernel kernel)
+{
+    return kernel != K_COUNT && hip_held(h) == kernel ? &h->hold->params : NULL;
+}
+
+void hip_hold_drop(struct hip *h)
+{
+    if (h->hold)
+        h->hold->kernel = K_COUNT;
 }
 
 void hip_hold_send(struct hip *h)

@@ -1,7 +1,5 @@
-/* hip/kernels/delta.h: the gated DeltaNet, spec/qwen35moe.md section 7, in the chunked form that engine/backend.h states.
- *
- * delta_conv: a wave has one head of up to CONV_ROWS rows of a span. The wave with the span's first rows is the only one that reads the slot's
- * history, and it overwrites the history when it has read it; CONV_ROWS is no less than the taps before a row's own.
+/* hip/kernels/delta.h: the gated DeltaNet, spec/qwen35moe.md section 7 steps 6 to 8, in the chunked form that engine/backend.h states. Steps 1 to 5 are in
+ * delta_conv.h.
  *
  * delta_rule: a workgroup has one value head of one span and works off the span's grid cells in order. Wave w owns rows 8w .. 8w+7 of the cell;
  * its lanes own four columns each of the head (of every 128 columns, should the head have more). In a cell:
@@ -19,11 +17,16 @@
  * none may write keys that another still reads. A span inside one cell writes rows that nobody reads (delta_rule does it), others go through
  * delta_keep.
  *
+ * delta_step: the same, and steps 1 to 5 before it, of steps in which every span has one row: a launch less. A workgroup makes its own q, k, v and gates in SHARED
+ * memory; the first value head of a key head keeps what it shares with others. Nobody reads what another workgroup writes: a row's place in the history is
+ * none of those that the row reads.
+ *
  * Cost with the 35B's heads, counted on the emulator for gfx1152: 64 rows of a cell are 3.4 million vector instructions (2.1 million of them dual),
  * 3300 cycles a row of eight compute units; one row of decode reads M0 once, at most eight rows of it ahead. */
 #ifndef BEDSIDE_HIP_KERNELS_DELTA_H
 #define BEDSIDE_HIP_KERNELS_DELTA_H
 
+#include "hip/kernels/delta_conv.h"
 #include "hip/kernels/gpu.h"
 #include "hip/kernels/params.h"
 #include "hip/kernels/tail.h"
@@ -33,247 +36,20 @@ enum {
     DELTA_WAVES = 8,
     DELTA_THREADS = 32 * DELTA_WAVES,
     DELTA_BLOCK = GPU_GRID / DELTA_WAVES, /* rows of a cell that a wave owns */
-    DELTA_COLUMNS = 128,                  /* that the lanes of a wave own */
     DELTA_COEF = 68,                      /* row of coef: more than the cell, for the banks, and a multiple of 4 */
     DELTA_TURNED = 65,                    /* row of turned keys */
     DELTA_FEW = 8,                        /* so many new rows in a cell take their dots one by one */
     DELTA_PART = 4,                       /* rows whose q and k are in scalar registers at a time */
-    CONV_THREADS = 128,
-    CONV_HEADS = CONV_THREADS / 32,
-    CONV_ROWS = 16,
 };
 
-#ifdef BEDSIDE_GPU_SHIM
-#define DELTA_UNROLLED(n)
-#define DELTA_ROLLED
-#else
-#define DELTA_PRAGMA(text) _Pragma(#text)
-#define DELTA_UNROLLED(n)  DELTA_PRAGMA(unroll n) /* n times, or all when n is not given: what indexes registers must be a constant */
-#define DELTA_ROLLED       _Pragma("nounroll")
-#endif
-
-/* Block types of vectors and filters, engine/blocks.h (hip_delta.c compares). */
-enum { DELTA_F32 = 0, DELTA_F16 = 1, DELTA_BF16 = 30 };
-
-/* ---- small things ---- */
-
-/* x, from here on as if it came from nowhere: conditions on it are worked out where they are used and do not fill the scalar registers of the whole
- * kernel. */
-DEV int delta_fresh(int x)
-{
-#ifndef BEDSIDE_GPU_SHIM
-    __asm__ volatile("" : "+s"(x));
-#endif
-    return x;
-}
-
-/* Nothing is moved across this: what follows is not begun early at the price of registers. */
-DEV void delta_apart()
-{
-#ifndef BEDSIDE_GPU_SHIM
-    __builtin_amdgcn_sched_barrier(0);
-#endif
-}
-
-/* Lane and thread, the same way: addresses made of them are not kept in vector registers from one part of the kernel to the next. */
-DEV int delta_lane()
-{
-    int x = (int)lane_id();
-#ifndef BEDSIDE_GPU_SHIM
-    __asm__ volatile("" : "+v"(x));
-#endif
-    return x;
-}
-
-DEV int delta_tid()
-{
-    int x = (int)tid_x();
-#ifndef BEDSIDE_GPU_SHIM
-    __asm__ volatile("" : "+v"(x));
-#endif
-    return x;
-}
-
-/* The same for an address. */
-DEV const float *delta_fresh(const float *p)
-{
-#ifndef BEDSIDE_GPU_SHIM
-    __asm__ volatile("" : "+s"(p));
-#endif
-    return p;
-}
-
-/* Four floats at the same address in all lanes, from memory that nobody writes while the kernel runs: through the scalar cache. */
-DEV f32x4_t delta_same_f32x4(const float *p)
-{
-#ifdef BEDSIDE_GPU_SHIM
-    return load_f32x4(p);
-#else
-    return *(const __attribute__((address_space(4))) f32x4_t *)(uint64_t)p;
-#endif
-}
-
-/* The same, `bytes` further; a small offset stays in a scalar register. */
-DEV f32x4_t delta_same_f32x4_at(const float *p, uint32_t bytes)
-{
-    return delta_same_f32x4((const float *)(const void *)((const char *)p + bytes));
-}
-
-/* Four floats `at` floats from a base that is the same in all lanes: 32-bit offsets from a scalar address. */
-DEV f32x4_t delta_load(const float *base, int at)
-{
-    return load_f32x4((const char *)base + (uint32_t)at * 4U);
-}
-
-DEV void delta_store(float *base, int at, f32x4_t x)
-{
-    store_f32x4((char *)base + (uint32_t)at * 4U, x);
-}
-
-DEV float delta_value(const struct gpu_matrix *w, const uint8_t *row, int i)
-{
-    if (w->type == DELTA_F32)
-        return ((const float *)(const void *)row)[i];
-    const uint16_t bits = ((const uint16_t *)(const void *)row)[i];
-    return w->type == DELTA_F16 ? h2f(u2h(bits)) : bf2f(bits);
-}
-
-DEV float delta_silu(float x)
-{
-    return x / (1.0f + gpu_expf(-x));
-}
-
-DEV f32x4_t delta_fma(float a, f32x4_t x, f32x4_t y)
-{
-    f32x4_t r = y;
-    for (int c = 0; c < 4; c++)
-        r[c] = gpu_fmaf(a, x[c], y[c]);
-    return r;
-}
-
-DEV int delta_min(int a, int b)
-{
-    return a < b ? a : b;
-}
-
-DEV int delta_max(int a, int b)
-{
-    return a > b ? a : b;
-}
-
-DEV bool delta_in_one_cell(const struct gpu_span &span)
-{
-    return (span.pos & (GPU_GRID - 1)) + span.n <= GPU_GRID;
-}
-
-/* ---- delta_conv ---- */
-
-/* ln(1 + e^x). For small e the rounding of 1 + e is taken out again. */
-DEV float delta_softplus(float x)
-{
-    if (x > 20.0f)
-        return x;
-    const float e = gpu_expf(x), w = 1.0f + e;
-    return w == 1.0f ? e : gpu_logf(w) * (e / (w - 1.0f));
-}
-
-DEV void conv_gates(const struct delta_conv_params &p, int row, int head)
-{
-    const size_t at = (size_t)row * (size_t)p.v_heads + (size_t)head, to = (size_t)row * 2 * (size_t)p.v_heads + (size_t)head;
-    p.gates[to] = 1.0f / (1.0f + gpu_expf(-p.beta_raw[at]));
-    const float x = p.alpha_raw[at] + delta_value(&p.dt_bias, p.dt_bias.data, head);
-    p.gates[to + (size_t)p.v_heads] = delta_value(&p.a, p.a.data, head) * delta_softplus(x);
-}
-
-/* The address of the raw row `back` rows after the span's first (before it: negative), or 0 before the sequence's. */
-DEV uint64_t conv_source(const struct delta_conv_params &p, const struct gpu_span &span, const float *ring, int back)
-{
-    const int pos = span.pos + back;
-    if (pos < 0)
-        return 0;
-    return (uint64_t)(back < 0 ? ring : p.u) + (uint64_t)(back < 0 ? pos & (p.ring - 1) : span.row + back) * (uint64_t)p.channels * sizeof(float);
-}
-
-/* Steps 2 to 5 for rows first .. last-1 of the span and the head that begins at channel `at`. FAST: four f32 taps, held in registers, and at most 128
- * channels. */
-template <bool FAST>
-DEV void conv_head(const struct delta_conv_params &p, const struct gpu_span &span, const float *ring, int head, int first, int last)
-{
-    enum { PARTS = FAST ? 1 : 2 };
-    const int lane = (int)lane_id(), at = head * p.dim;
-    f32x4_t taps[4];
-    for (int c = 0; c < 4 && FAST; c++)
-        taps[c] = load_f32x4(p.conv.data + (size_t)(at + (4 * lane < p.dim ? 4 * lane : 0) + c) * p.conv.row_stride);
-    for (int t = first; t < last; t++) {
-        f32x4_t y[PARTS];
-        float squares = 0.0f;
-        for (int part = 0; part < PARTS; part++) {
-            const int channel = DELTA_COLUMNS * part + 4 * lane;
-            f32x4_t sum = {0.0f, 0.0f, 0.0f, 0.0f};
-            for (int j = 0; j < (FAST ? 4 : p.width); j++) {
-                const uint64_t from = conv_source(p, span, ring, t - (FAST ? 3 : p.width - 1) + j);
-                if (!from || channel >= p.dim)
-                    continue;
-                const f32x4_t x = load_f32x4(GLOBAL(const float, from) + at + channel);
-                for (int c = 0; c < 4; c++) {
-                    float tap;
-                    if constexpr (FAST)
-                        tap = taps[c][j];
-                    else
-                        tap = delta_value(&p.conv, p.conv.data + (size_t)(at + channel + c) * p.conv.row_stride, j);
-                    sum[c] = gpu_fmaf(tap, x[c], sum[c]);
-                }
-            }
-            for (int c = 0; c < 4; c++) {
-                y[part][c] = delta_silu(sum[c]);
-                squares = gpu_fmaf(y[part][c], y[part][c], squares);
-            }
-        }
-        if (head < 2 * p.k_heads) {
-            const float by = (head < p.k_heads ? p.q_scale : 1.0f) / gpu_fmaxf(gpu_sqrtf(sum_of_wave(squares)), p.eps);
-            for (int part = 0; part < PARTS; part++)
-                for (int c = 0; c < 4; c++)
-                    y[part][c] *= by;
-        }
-        for (int part = 0; part < PARTS; part++) {
-            const int channel = DELTA_COLUMNS * part + 4 * lane;
-            if (channel < p.dim)
-                store_f32x4(p.qkv + (size_t)(span.row + t) * (size_t)p.channels + at + channel, y[part]);
-        }
-    }
-}
-
-/* Grid [heads / CONV_HEADS][rows of the longest span / CONV_ROWS][spans]. */
-KERNEL(CONV_THREADS) delta_conv(struct delta_conv_params p)
-{
-    const int head = (int)bid_x() * CONV_HEADS + uniform_i((int)(tid_x() >> 5)), first = (int)bid_y() * CONV_ROWS, lane = (int)lane_id();
-    const struct gpu_span span = p.step.spans[bid_z()];
-    if (head >= 2 * p.k_heads + p.v_heads || first >= span.n)
-        return;
-    const int last = delta_min(first + CONV_ROWS, span.n), at = head * p.dim;
-    float *ring = GLOBAL(float, span.state + p.ring_at);
-    if (head >= 2 * p.k_heads && first + lane < last)
-        conv_gates(p, span.row + first + lane, head - 2 * p.k_heads);
-    if (p.width == 4 && p.conv.type == DELTA_F32 && p.dim <= DELTA_COLUMNS)
-        conv_head<true>(p, span, ring, head, first, last);
-    else
-        conv_head<false>(p, span, ring, head, first, last);
-    if (first > 0)
-        return;
-    for (int t = delta_max(span.n - p.ring, 0); t < span.n; t++)
-        for (int channel = 4 * lane; channel < p.dim; channel += DELTA_COLUMNS)
-            store_f32x4(ring + (size_t)((span.pos + t) & (p.ring - 1)) * (size_t)p.channels + at + channel,
-                        load_f32x4(p.u + (size_t)(span.row + t) * (size_t)p.channels + at + channel));
-}
-
-/* ---- delta_rule ---- */
-
-struct alignas(16) delta_shared {
+/* STEP: of delta_step, whose one row's q, k and v are here and not in memory. */
+template <bool STEP> struct alignas(16) delta_shared {
     float coef[GPU_GRID * DELTA_COEF];
-    float turned[32 * DELTA_TURNED];         /* keys for the dots; then U of two blocks in turn */
-    float done[DELTA_BLOCK * DELTA_COLUMNS]; /* o of the block whose stage it is */
+    float turned[32 * DELTA_TURNED];                      /* keys for the dots; then U of two blocks in turn */
+    float done[(STEP ? 1 : DELTA_BLOCK) * DELTA_COLUMNS]; /* o of the block whose stage it is */
+    float q[STEP ? DELTA_DIM : 4], k[STEP ? DELTA_DIM : 4], v[STEP ? DELTA_DIM : 4];
     float sums[GPU_GRID], beta[GPU_GRID], decay[GPU_GRID];
-    float norm[2 * DELTA_COLUMNS];
+    float norm[DELTA_DIM];
 };
 static_assert(32 * DELTA_TURNED >= 2 * DELTA_BLOCK * DELTA_COLUMNS, "room for two blocks");
 
@@ -382,15 +158,18 @@ DEV struct delta_column delta_column_of(int dim, int start)
     return {lane, has ? start + 4 * lane : 0, has};
 }
 
-/* Sums and betas of the cell's rows; the slot receives the new sums. */
-DEV void cell_sums(const struct delta_rule_params &params, const struct delta_cell &cell, int head, struct delta_shared &shared)
+/* Sums and betas of the cell's rows; the slot receives the new sums. STEP: g and beta of the row are there already. */
+template <bool STEP>
+DEV void cell_sums(const struct delta_rule_params &params, const struct delta_cell &cell, int head, struct delta_shared<STEP> &shared)
 {
     const struct delta_rule_params &p = read_again(params);
     const int tid = delta_tid(), t = tid % GPU_GRID, end = cell.t0 + cell.n;
     const size_t of = (size_t)(cell.row + t - cell.t0) * 2 * (size_t)cell.v_heads + (size_t)head;
-    if (tid < GPU_GRID && t < end)
-        shared.sums[t] = t < cell.t0 ? cell.g[(size_t)t * (size_t)cell.v_heads] : p.gates[of + (size_t)cell.v_heads];
-    else if (tid >= GPU_GRID && tid < 2 * GPU_GRID && t >= cell.t0 && t < end)
+    if (tid < GPU_GRID && t < cell.t0)
+        shared.sums[t] = cell.g[(size_t)t * (size_t)cell.v_heads];
+    else if (!STEP && tid < GPU_GRID && t < end)
+        shared.sums[t] = p.gates[of + (size_t)cell.v_heads];
+    else if (!STEP && tid >= GPU_GRID && tid < 2 * GPU_GRID && t >= cell.t0 && t < end)
         shared.beta[t] = p.gates[of];
     sync_threads();
     if (tid == 0) {
@@ -415,7 +194,7 @@ DEV void cell_keep_dots(float *coef, int t, int s, float kk, float qk)
 }
 
 /* Then what goes with them, by the lane that kept them. */
-DEV void cell_decay_dots(struct delta_shared &shared, int t, int s)
+template <bool STEP> DEV void cell_decay_dots(struct delta_shared<STEP> &shared, int t, int s)
 {
     if (s > t)
         return;
@@ -426,17 +205,26 @@ DEV void cell_decay_dots(struct delta_shared &shared, int t, int s)
 }
 
 /* Few new rows: four lanes for each s, one for each of the four chains. */
-DEV void cell_dots_few(const struct delta_cell &cell, int wave, struct delta_shared &shared)
+template <bool STEP> DEV void cell_dots_few(const struct delta_cell &cell, int wave, struct delta_shared<STEP> &shared)
 {
     const int tid = delta_tid(), s = tid >> 2, chain = tid & 3, steps = cell.dim / 16, end = cell.t0 + cell.n;
-    const float *ks = cell_key(cell, delta_min(s, end - 1)) + 4 * chain;
+    /* STEP: the row's own key is in SHARED memory. */
+    const float *ks = (STEP ? cell.k + delta_max(delta_min(s, cell.t0 - 1), 0) * cell.k_row : cell_key(cell, delta_min(s, end - 1))) + 4 * chain;
     DELTA_ROLLED for (int t = delta_max(cell.t0, DELTA_BLOCK * wave); t < end; t++)
     {
         const float *q = cell_q(cell, t), *k = q + cell.k_row;
         float kk = 0.0f, qk = 0.0f;
         DELTA_UNROLLED(8) for (int m = 0; m < steps; m++)
         {
-            const f32x4_t y = load_f32x4(ks + 16 * m), xk = delta_load(k, 16 * m + 4 * chain), xq = delta_load(q, 16 * m + 4 * chain);
+            f32x4_t y = load_f32x4(ks + 16 * m), xk, xq;
+            if constexpr (STEP) {
+                xk = load_f32x4(shared.k + 16 * m + 4 * chain);
+                xq = load_f32x4(shared.q + 16 * m + 4 * chain);
+                y = s < cell.t0 ? y : xk;
+            } else {
+                xk = delta_load(k, 16 * m + 4 * chain);
+                xq = delta_load(q, 16 * m + 4 * chain);
+            }
             for (int e = 0; e < 4; e++) {
                 kk = gpu_fmaf(xk[e], y[e], kk);
                 qk = gpu_fmaf(xq[e], y[e], qk);
@@ -500,7 +288,8 @@ template <bool WIDE> DEV void cell_dots_add(const struct delta_sources &from, co
 }
 
 /* Many new rows: a wave has its own rows t, a lane has one s or two. */
-template <int DIM, bool WIDE> DEV void cell_dots_many(const struct delta_rule_params &p, const struct delta_place &place, struct delta_shared &shared)
+template <int DIM, bool WIDE>
+DEV void cell_dots_many(const struct delta_rule_params &p, const struct delta_place &place, struct delta_shared<false> &shared)
 {
     struct delta_dots total = {}, third = {};
     DELTA_ROLLED for (int chain = 0; chain < 4; chain++)
@@ -581,13 +370,46 @@ DEV void cell_products(const struct delta_cell &cell, int column, const struct d
     }
 }
 
+/* The same of delta_step's row. */
+DEV void cell_products_of_step(const struct delta_cell &cell, int column, const struct delta_shared<true> &shared, f32x4_t *km, f32x4_t *qm)
+{
+    enum { DEPTH = 8 };
+    const int dim = cell.dim;
+    f32x4_t ahead[2][DEPTH];
+    km[0] = qm[0] = f32x4_t{0.0f, 0.0f, 0.0f, 0.0f};
+    DELTA_UNROLLED() for (int j = 0; j < DEPTH; j++) ahead[0][j] = delta_load(cell.m, j * dim + column);
+    DELTA_ROLLED for (int i = 0; i < dim; i += 2 * DEPTH) DELTA_UNROLLED() for (int half = 0; half < 2; half++)
+    {
+        const int at = i + half * DEPTH, next = at + DEPTH < dim ? at + DEPTH : 0;
+        DELTA_UNROLLED() for (int j = 0; j < DEPTH; j++) ahead[1 - half][j] = delta_load(cell.m + next * dim, j * dim + column);
+        DELTA_UNROLLED() for (int j = 0; j < DEPTH; j += 4)
+        {
+            const f32x4_t xq = load_f32x4(shared.q + at + j), xk = load_f32x4(shared.k + at + j);
+            for (int e = 0; e < 4; e++) {
+                km[0] = delta_fma(xk[e], ahead[half][j + e], km[0]);
+                qm[0] = delta_fma(xq[e], ahead[half][j + e], qm[0]);
+            }
+        }
+    }
+}
+
 /* The wave's rows before the stages. */
-template <int DIM>
-DEV void cell_begin_rows(const struct delta_rule_params &p, const struct delta_place &place, const struct delta_shared &shared, int start,
+template <int DIM, bool STEP>
+DEV void cell_begin_rows(const struct delta_rule_params &p, const struct delta_place &place, const struct delta_shared<STEP> &shared, int start,
                          struct delta_rows &rows)
 {
     const struct delta_block has = delta_block_of(place);
-    if (has.hi - has.lo == 1) {
+    if constexpr (STEP) {
+        if (has.kept) {
+            const struct delta_cell cell = delta_cell_of<DIM>(p, place);
+            cell_products_of_step(cell, delta_column_of(cell.dim, start).at, shared, rows.u, rows.o);
+            DELTA_UNROLLED() for (int r = 1; r < DELTA_BLOCK; r++)
+            {
+                rows.u[r] = rows.u[0];
+                rows.o[r] = rows.o[0];
+            }
+        }
+    } else if (has.hi - has.lo == 1) {
         const struct delta_cell cell = delta_cell_of<DIM>(p, place);
         cell_products<1, 8>(cell, delta_column_of(cell.dim, start).at, cell_sources(cell, has), rows.u, rows.o);
         DELTA_UNROLLED() for (int r = 1; r < DELTA_BLOCK; r++)
@@ -609,7 +431,11 @@ DEV void cell_begin_rows(const struct delta_rule_params &p, const struct delta_p
             rows.u[r] = delta_load(u, r * cell.v_row + column);
         if (!(block.kept >> r & 1))
             continue;
-        const f32x4_t x = delta_load(v + (size_t)r * (size_t)cell.channels, column);
+        f32x4_t x;
+        if constexpr (STEP)
+            x = load_f32x4(shared.v + column);
+        else
+            x = delta_load(v + (size_t)r * (size_t)cell.channels, column);
         const float grown = gpu_expf(shared.sums[block.first + r]), b = shared.beta[block.first + r];
         for (int c = 0; c < 4; c++) {
             rows.u[r][c] = b * gpu_fmaf(-grown, rows.u[r][c], x[c]);
@@ -683,8 +509,9 @@ DEV f32x4_t cell_gate(f32x4_t o, float scale, f32x4_t norm, f32x4_t z)
 
 /* o_t of the wave's new rows with what the rows of their own block give, themselves included; then step 8. Columns before the last 128 wait in `out`,
  * these in `done`; a lane fetches what it has put there itself. */
+template <bool STEP>
 DEV void cell_finish(const struct delta_rule_params &params, const struct delta_cell &cell, const struct delta_block &block, int head, int start,
-                     struct delta_shared &shared, const struct delta_rows &rows)
+                     struct delta_shared<STEP> &shared, const struct delta_rows &rows)
 {
     const struct delta_rule_params &p = read_again(params);
     const struct delta_column column = delta_column_of(cell.dim, start);
@@ -701,13 +528,13 @@ DEV void cell_finish(const struct delta_rule_params &params, const struct delta_
         DELTA_UNROLLED() for (int s = 0; s <= r; s++) o = delta_fma(shared.coef[(block.first + s) * DELTA_COEF + block.first + r], rows.u[s], o);
         o += rows.o[r];
         if (whole)
-            store_f32x4(shared.done + r * DELTA_COLUMNS + own, o);
+            store_f32x4(shared.done + (STEP ? 0 : r) * DELTA_COLUMNS + own, o);
         else
             delta_store(y, (block.first + r - block.lo) * cell.v_row + column.at, o);
     }
     DELTA_ROLLED for (int t = block.lo; t < block.hi && whole; t++, y += cell.v_row, z += cell.v_row)
     {
-        const f32x4_t o = load_f32x4(shared.done + (t - block.first) * DELTA_COLUMNS + own);
+        const f32x4_t o = load_f32x4(shared.done + (STEP ? 0 : t - block.first) * DELTA_COLUMNS + own);
         f32x4_t before = {0.0f, 0.0f, 0.0f, 0.0f}; /* a head has 256 columns at most */
         float sum = 0.0f;
         if (start > 0) {
@@ -728,7 +555,7 @@ DEV void cell_finish(const struct delta_rule_params &params, const struct delta_
 /* ---- fold ---- */
 
 /* M0 = e^G M0 + sum_t e^(G - G_t) k_t^T U_t, sixteen rows of M0 a wave; the decays e^(G - G_t) are in SHARED memory. */
-DEV void cell_fold(const struct delta_cell &cell, int wave, const struct delta_shared &shared)
+template <bool STEP> DEV void cell_fold(const struct delta_cell &cell, int wave, const struct delta_shared<STEP> &shared)
 {
     enum { ROWS = 16 };
     const float keep = gpu_expf(shared.sums[GPU_GRID - 1]);
@@ -744,8 +571,9 @@ DEV void cell_fold(const struct delta_cell &cell, int wave, const struct delta_s
         const float *u = cell.u;
         f32x4_t next = delta_load(u, column.at);
         DELTA_ROLLED for (int t = 0, end = cell.t0; t < GPU_GRID; end = GPU_GRID)
-        { /* the old rows, then the new */
-            const float *k = cell_key(cell, t) + i;
+        {                                           /* the old rows, then the new */
+            const bool here = STEP && t >= cell.t0; /* in SHARED memory */
+            const float *k = here ? cell.k : cell_key(cell, t) + i;
             const int step = t < cell.t0 ? cell.k_row : cell.channels;
             DELTA_ROLLED for (; t < end; t++, k += step)
             {
@@ -755,7 +583,7 @@ DEV void cell_fold(const struct delta_cell &cell, int wave, const struct delta_s
                 next = delta_load(u, column.at);
                 DELTA_UNROLLED() for (int r = 0; r < ROWS; r += 4)
                 {
-                    const f32x4_t x4 = delta_same_f32x4(x + r);
+                    const f32x4_t x4 = here ? load_f32x4(shared.k + i + r) : delta_same_f32x4(x + r);
                     for (int e = 0; e < 4; e++)
                         sum[r + e] = delta_fma(x4[e], grown, sum[r + e]);
                 }
@@ -768,21 +596,26 @@ DEV void cell_fold(const struct delta_cell &cell, int wave, const struct delta_s
 /* ---- the kernels ---- */
 
 /* One cell. */
-template <int DIM> DEV void delta_work(const struct delta_rule_params &p, const struct delta_place &place, struct delta_shared &shared)
+template <int DIM, bool STEP>
+DEV void delta_work(const struct delta_rule_params &p, const struct delta_place &place, struct delta_shared<STEP> &shared)
 {
     const int last = (place.t0 + place.n - 1) / DELTA_BLOCK;
     sync_threads_global(); /* the cell before is done */
     cell_sums(p, delta_cell_of<DIM>(p, place), delta_fresh(place.head), shared);
-    if (place.n <= DELTA_FEW)
+    if constexpr (STEP) {
         cell_dots_few(delta_cell_of<DIM>(p, place), delta_fresh(place.wave), shared);
-    else if (delta_fresh(place.wave) >= DELTA_WAVES / 2)
-        cell_dots_many<DIM, true>(p, place, shared);
-    else
-        cell_dots_many<DIM, false>(p, place, shared);
+    } else {
+        if (place.n <= DELTA_FEW)
+            cell_dots_few(delta_cell_of<DIM>(p, place), delta_fresh(place.wave), shared);
+        else if (delta_fresh(place.wave) >= DELTA_WAVES / 2)
+            cell_dots_many<DIM, true>(p, place, shared);
+        else
+            cell_dots_many<DIM, false>(p, place, shared);
+    }
     DELTA_ROLLED for (int start = 0; start < delta_dim<DIM>(p); start += DELTA_COLUMNS)
     {
         struct delta_rows rows = {};
-        cell_begin_rows<DIM>(p, place, shared, start, rows);
+        cell_begin_rows<DIM, STEP>(p, place, shared, start, rows);
         sync_threads(); /* coef is there, and `turned` is free */
         DELTA_ROLLED for (int b = 0; b <= last; b++)
         {
@@ -808,13 +641,19 @@ template <int DIM> DEV void delta_work(const struct delta_rule_params &p, const 
     cell_fold(delta_cell_of<DIM>(p, place), delta_fresh(place.wave), shared);
 }
 
-template <int DIM> DEV void delta_span(const struct delta_rule_params &p, struct delta_shared &shared)
+DEV struct delta_place delta_place_here(const struct delta_rule_params &p)
 {
     struct delta_place place = {};
     place.state = delta_span_of(p).state;
     place.head = (int)bid_x();
     place.key_head = place.head % p.k_heads;
     place.wave = uniform_i(delta_tid() >> 5);
+    return place;
+}
+
+template <int DIM, bool STEP> DEV void delta_span(const struct delta_rule_params &p, struct delta_shared<STEP> &shared)
+{
+    struct delta_place place = delta_place_here(p);
     for (int i = delta_tid(); i < delta_dim<DIM>(p); i += DELTA_THREADS)
         shared.norm[i] = delta_value(&p.norm, p.norm.data, i);
     DELTA_ROLLED for (int done = 0; done < delta_span_of(p).n; done += place.n)
@@ -823,31 +662,72 @@ template <int DIM> DEV void delta_span(const struct delta_rule_params &p, struct
         place.row = span.row + done;
         place.t0 = (span.pos + done) & (GPU_GRID - 1);
         place.n = delta_min(span.n - done, GPU_GRID - place.t0);
-        delta_work<DIM>(p, place, shared);
+        delta_work<DIM, STEP>(p, place, shared);
     }
     if (place.head >= read_again(p).k_heads || !delta_in_one_cell(delta_span_of(p)))
         return;
     const struct delta_cell cell = delta_cell_of<DIM>(p, place);
     for (int r = delta_fresh(place.wave); r < place.n; r += DELTA_WAVES) /* the first head of each key head keeps the keys */
         for (int i = 4 * delta_lane(); i < cell.dim; i += DELTA_COLUMNS)
-            delta_store(cell.k + (size_t)(cell.t0 + r) * (size_t)cell.k_row, i, delta_load(cell_q(cell, cell.t0 + r) + cell.k_row, i));
+            if constexpr (STEP)
+                delta_store(cell.k + (size_t)cell.t0 * (size_t)cell.k_row, i, load_f32x4(shared.k + i));
+            else
+                delta_store(cell.k + (size_t)(cell.t0 + r) * (size_t)cell.k_row, i, delta_load(cell_q(cell, cell.t0 + r) + cell.k_row, i));
+}
+
+/* Steps 1 to 5: q, k, v, beta and g of the span's row into SHARED memory, a wave for each. */
+DEV void delta_begin_step(const struct delta_step_params &params, struct delta_shared<true> &shared)
+{
+    const struct delta_conv_params &p = read_again(params).conv;
+    const struct delta_place place = delta_place_here(params.rule);
+    const struct gpu_span span = delta_span_of(params.rule);
+    const bool first = place.head < p.k_heads;
+    if (place.wave == 0)
+        conv_head<true>(p, span, place.key_head, 0, 1, shared.q, first);
+    else if (place.wave == 1)
+        conv_head<true>(p, span, p.k_heads + place.key_head, 0, 1, shared.k, first);
+    else if (place.wave == 2)
+        conv_head<true>(p, span, 2 * p.k_heads + place.head, 0, 1, shared.v, true);
+    else if (place.wave == 3 && lane_id() == 0) {
+        const f32x2_t gates = conv_gates(p, span.row, place.head);
+        shared.beta[span.pos & (GPU_GRID - 1)] = gates[0];
+        shared.sums[span.pos & (GPU_GRID - 1)] = gates[1];
+    }
 }
 
 /* Grid [v_heads][spans]. */
 KERNEL(DELTA_THREADS) delta_rule(struct delta_rule_params p)
 {
-    SHARED struct delta_shared shared;
+    SHARED struct delta_shared<false> shared;
     SHARED struct tail_shared tail;
-    delta_span<0>(p, shared);
+    delta_span<0, false>(p, shared);
     tail_of<DELTA_WAVES>(read_again(p).tail, 0, read_again(p).tail.rows, &tail);
 }
 
 KERNEL(DELTA_THREADS) delta_rule_128(struct delta_rule_params p)
 {
-    SHARED struct delta_shared shared;
+    SHARED struct delta_shared<false> shared;
     SHARED struct tail_shared tail;
-    delta_span<128>(p, shared);
+    delta_span<128, false>(p, shared);
     tail_of<DELTA_WAVES>(read_again(p).tail, 0, read_again(p).tail.rows, &tail);
+}
+
+KERNEL(DELTA_THREADS) delta_step(struct delta_step_params p)
+{
+    SHARED struct delta_shared<true> shared;
+    SHARED struct tail_shared tail;
+    delta_begin_step(p, shared);
+    delta_span<0, true>(p.rule, shared);
+    tail_of<DELTA_WAVES>(read_again(p).rule.tail, 0, read_again(p).rule.tail.rows, &tail);
+}
+
+KERNEL(DELTA_THREADS) delta_step_128(struct delta_step_params p)
+{
+    SHARED struct delta_shared<true> shared;
+    SHARED struct tail_shared tail;
+    delta_begin_step(p, shared);
+    delta_span<128, true>(p.rule, shared);
+    tail_of<DELTA_WAVES>(read_again(p).rule.tail, 0, read_again(p).rule.tail.rows, &tail);
 }
 
 /* The keys of a span's last cell, when that is not its first, after all heads are done. Grid [GPU_GRID][spans]. */

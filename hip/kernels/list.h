@@ -52,10 +52,12 @@ KERNEL_ENTRY(attn_many_256_q8, attn_mix_params, 128)
 KERNEL_ENTRY(attn_few_128_q8, attn_mix_params, 128)
 KERNEL_ENTRY(attn_many_128_q8, attn_mix_params, 128)
 KERNEL_ENTRY(attn_any_q8, attn_mix_params, 128)
-/* ---- delta.h ---- */
+/* ---- delta_conv.h, delta.h ---- */
 KERNEL_ENTRY(delta_conv, delta_conv_params, 128)
 KERNEL_ENTRY(delta_rule, delta_rule_params, 256)
 KERNEL_ENTRY(delta_rule_128, delta_rule_params, 256)
+KERNEL_ENTRY(delta_step, delta_step_params, 256)
+KERNEL_ENTRY(delta_step_128, delta_step_params, 256)
 KERNEL_ENTRY(delta_keep, delta_rule_params, 256)
 /* ---- head.h ---- */
 KERNEL_ENTRY(top_part, top_params, 256)

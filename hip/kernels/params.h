@@ -171,6 +171,12 @@ struct delta_rule_params {
     struct act_tail tail; /* of out; not in delta_keep */
 };
 
+/* Steps of one row a span: delta_conv and delta_rule in one. */
+struct delta_step_params {
+    struct delta_rule_params rule; /* first: what they share reads the arguments as these. qkv and gates are not read */
+    struct delta_conv_params conv;
+};
+
 /* ---- attn.h ---- */
 
 enum {

@@ -35,7 +35,8 @@ struct chain {
     struct weight *w[FM_COUNT];
     struct buffer *buf[N_BUFS];
     size_t width[N_BUFS];
-    bool apart; /* operations one at a time */
+    bool apart;  /* operations one at a time */
+    bool single; /* the step's sequences have a row each */
     int rows;
 };
 
@@ -103,6 +104,7 @@ static void begin(struct chain *c, int pos[SEQS], const int n[SEQS], uint64_t se
         pos[q] += n[q];
     }
     c->rows = rows;
+    c->single = rows == n_spans;
     c->b->ops->begin(c->b, ids, rows, spans, n_spans);
     for (int i = 0; i < N_BUFS; i++)
         fill(c, (enum buf)i, seed * 100 + (uint64_t)i, (size_t)rows);
@@ -174,6 +176,8 @@ static void delta_net(struct chain *c, bool crosses)
         hip_dev(hip_of(c->b));
     ops->delta_rule(c->b, 0, c->buf[QKV], c->buf[GATES], c->buf[Z], c->w[FM_DELTA_NORM], c->buf[MIX]);
     assert_true((hip_held(hip_of(c->b)) != K_COUNT) == (c->rows <= FEW && !crosses));
+    if (!c->apart && c->single)
+        assert_int_equal(hip_held(hip_of(c->b)), c->b->shape.delta_dim == 128 ? K_delta_step_128 : K_delta_step);
     if (c->apart)
         hip_dev(hip_of(c->b));
 }
@@ -346,6 +350,87 @@ static void joined_operations_have_the_bits_of_single_ones(void **state)
     }
 }
 
+/* Sequences that go on by one row each, one of them over a grid line: convolution and rule are one kernel, and the state is folded by it. */
+static void single_rows_have_the_bits_of_single_operations(void **state)
+{
+    (void)state;
+    static const int shapes[][4] = {{1, 2, 128, 4}, {2, 4, 48, 7}, {1, 1, 256, 3}, {3, 3, 128, 16}, {1, 2, 192, 2}, {2, 6, 16, 4}};
+    for (int i = 0; i < (hip_in_full() ? 6 : 3); i++) {
+        struct fixture_rng rng = {40 + (uint64_t)i};
+        struct backend_shape sh = chain_shape(64, 2, 128, 2, 128, 32, 0);
+        sh.delta_k_heads = shapes[i][0];
+        sh.delta_v_heads = shapes[i][1];
+        sh.delta_dim = shapes[i][2];
+        sh.conv_width = shapes[i][3];
+        sh.dense_ff = sh.delta_v_heads * sh.delta_dim;
+        sh.n_heads = 1;
+        sh.n_kv_heads = 1;
+        struct fixture_model model = fixture_model_new(&rng, &sh, i % 2 ? BLOCK_F16 : BLOCK_Q4_0, false);
+        if (i % 3 == 1) { /* taps that are not f32 in the file */
+            fixture_matrix_free(&model.m[FM_CONV]);
+            model.m[FM_CONV] = fixture_matrix_new(&rng, "conv", BLOCK_F16, sh.conv_width, fixture_channels(&sh), 1, 0.5);
+        }
+        struct chain joined, apart;
+        struct error err = {""};
+        int pos[2][SEQS] = {{0}};
+        chain_open(&joined, &model, false);
+        chain_open(&apart, &model, true);
+        for (int step = 0; step < 9; step++) {
+            const int n[SEQS] = {step == 0 ? 60 : 1, step == 0 ? 2 : step != 4, step > 2}; /* the last begins at 0 */
+            begin(&joined, pos[0], n, 500 + (uint64_t)step);
+            delta_net(&joined, false);
+            project_add(&joined);
+            assert_ok(joined.b->ops->sync(joined.b, &err), err);
+            if (step > 0)
+                assert_launches("delta_conv", 0);
+            launches("delta_conv");
+            begin(&apart, pos[1], n, 500 + (uint64_t)step);
+            delta_net(&apart, false);
+            project_add(&apart);
+            assert_ok(apart.b->ops->sync(apart.b, &err), err);
+            assert_launches("delta_conv", 1);
+            assert_equal_buffers(&joined, &apart, "rows one by one");
+            assert_equal_slots(&joined, &apart, pos[0]);
+        }
+        chain_close(&joined);
+        chain_close(&apart);
+        fixture_model_free(&model);
+    }
+}
+
+/* delta_rule takes over the convolution that it reads, and no other. */
+static void a_convolution_of_something_else_is_not_taken_over(void **state)
+{
+    (void)state;
+    struct fixture_rng rng = {8};
+    struct fixture_model model = model_of(&cases[1], &rng);
+    struct chain c, apart;
+    struct chain *const both[2] = {&c, &apart};
+    const int n[SEQS] = {1, 0, 1};
+    int pos[2][SEQS] = {{0}};
+    chain_open(&c, &model, false);
+    chain_open(&apart, &model, true);
+    for (int what = 0; what < 4; what++) {
+        for (int i = 0; i < 2; i++) {
+            struct backend *b = both[i]->b;
+            struct buffer **buf = both[i]->buf;
+            struct weight **w = both[i]->w;
+            begin(both[i], pos[i], n, 80 + (uint64_t)what);
+            b->ops->delta_conv(b, 0, buf[U], buf[BETA], buf[ALPHA], w[FM_CONV], w[FM_DT_BIAS], w[FM_A], buf[QKV], buf[GATES]);
+            assert_int_equal(hip_held(hip_of(b)), K_delta_conv);
+            if (i)
+                hip_dev(hip_of(b));
+            /* another layer's history, the convolution's input overwritten, an input of its own, its own */
+            b->ops->delta_rule(b, what == 0, what == 2 ? buf[U] : buf[QKV], buf[GATES], buf[Z], w[FM_DELTA_NORM], what == 1 ? buf[U] : buf[MIX]);
+            assert_int_equal(hip_held(hip_of(b)), what == 3 && i == 0 ? K_delta_step_128 : K_delta_rule_128);
+        }
+        assert_equal_buffers(&c, &apart, "a convolution and a rule");
+    }
+    chain_close(&c);
+    chain_close(&apart);
+    fixture_model_free(&model);
+}
+
 /* What lies between two operations sends the first one as it is. */
 static void a_launch_is_not_joined_with_what_does_not_follow_it(void **state)
 {
@@ -459,6 +544,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(joined_operations_have_the_bits_of_single_ones),
+        cmocka_unit_test(single_rows_have_the_bits_of_single_operations),
+        cmocka_unit_test(a_convolution_of_something_else_is_not_taken_over),
         cmocka_unit_test(a_launch_is_not_joined_with_what_does_not_follow_it),
         cmocka_unit_test(nothing_is_left_of_a_failed_step),
     };
