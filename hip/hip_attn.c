@@ -3,8 +3,9 @@
  * Angles of the rotation are computed here, in double precision, and stay on the device: cos and sin of every position so far, in pieces of
  * ATTN_ROPE_ROWS positions that are made when a step first reaches them.
  *
- * attn_mix is one launch. With few queries over a long context each part of a sequence has its own workgroup, and the last to finish merges them; otherwise
- * a workgroup takes the parts one after the other. The bits are the same. */
+ * attn_store is done by the launch that makes q, k and v, where that still waits (hip_hold.c). attn_mix is one launch. With few queries over a long context each
+ * part of a sequence has its own workgroup, and the last to finish merges them; otherwise a workgroup takes the parts one after the other. The bits are
+ * the same. */
 #include "hip/hip_impl.h"
 
 #include <math.h>
@@ -26,6 +27,7 @@ struct hip_attn {
     float *part_acc, *part_ms; /* device: see struct attn_mix_params */
     size_t part_heads;         /* queries x parts that they have room for */
     int32_t *done;             /* device, [BUSY_GROUPS] */
+    int32_t *head_counters;    /* device, [n_heads + 2 * n_kv_heads]; 0 between kernels */
     uint64_t *rope_dev;        /* device, [ROPE_PIECES] */
     float *rope[ROPE_PIECES];  /* device, NULL where not made */
     int n_rope;                /* pieces made, the first ones */
@@ -84,7 +86,7 @@ int hip_attn_open(struct hip *h, struct error *err)
     if (check_heads(sh, err))
         return -1;
     struct hip_attn *a = h->attn = alloc_array(1, sizeof *a);
-    const size_t half = (size_t)sh->n_rot / 2;
+    const size_t half = (size_t)sh->n_rot / 2, n_counters = (size_t)sh->n_heads + 2 * (size_t)sh->n_kv_heads;
     if (!a || !(a->rate = alloc_array(half, sizeof *a->rate)) || !(a->angles = alloc_array(ATTN_ROPE_ROWS * (size_t)sh->n_rot, sizeof *a->angles)))
         return error_set(err, "attention: out of memory for its table of angles");
     for (size_t j = 0; j < half; j++)
@@ -92,9 +94,11 @@ int hip_attn_open(struct hip *h, struct error *err)
     a->part_heads = PART_FLOATS / (size_t)sh->head_dim;
     if (!(a->part_acc = attn_scratch(h, PART_FLOATS * sizeof(float), err)) ||
         !(a->part_ms = attn_scratch(h, a->part_heads * 2 * sizeof(float), err)) || !(a->done = attn_scratch(h, BUSY_GROUPS * sizeof *a->done, err)) ||
+        !(a->head_counters = attn_scratch(h, n_counters * sizeof *a->head_counters, err)) ||
         !(a->rope_dev = attn_scratch(h, ROPE_PIECES * sizeof *a->rope_dev, err)))
         return -1;
     hip_device_zero(hip_dev(h), a->done, BUSY_GROUPS * sizeof *a->done);
+    hip_device_zero(hip_dev(h), a->head_counters, n_counters * sizeof *a->head_counters);
     return add_rope_piece(h, err);
 }
 
@@ -106,6 +110,7 @@ void hip_attn_close(struct hip *h)
     hip_device_free(hip_dev(h), a->part_acc);
     hip_device_free(hip_dev(h), a->part_ms);
     hip_device_free(hip_dev(h), a->done);
+    hip_device_free(hip_dev(h), a->head_counters);
     hip_device_free(hip_dev(h), a->rope_dev);
     for (int i = 0; i < a->n_rope; i++)
         hip_device_free(hip_dev(h), a->rope[i]);
@@ -148,6 +153,11 @@ static bool has_angles(struct hip *h)
     return true;
 }
 
+static bool is_product(const struct matvec_item *item, const float *y, int n_out)
+{
+    return item->y == y && item->n_out == n_out;
+}
+
 void hip_attn_store(struct backend *b, int layer, struct buffer *q, struct buffer *k, struct buffer *v, struct weight *q_norm, struct weight *k_norm)
 {
     struct hip *h = hip_of(b);
@@ -180,6 +190,16 @@ void hip_attn_store(struct backend *b, int layer, struct buffer *q, struct buffe
         .q8 = sh->kv_type == KV_Q8_0,
         .eps = sh->norm_eps,
     };
+    if (rows <= GPU_HEAD_ROWS) { /* the launch that makes q, k and v can do it */
+        struct matvec_params *m = hip_held_params(h, (enum hip_kernel)(K_matvec_1 + (int)(rows - 1)));
+        if (m && m->products.n_items == 3 && is_product(&m->products.item[0], p.q, p.n_heads * p.q_stride) &&
+            is_product(&m->products.item[1], p.k, (int)kv_width) && is_product(&m->products.item[2], p.v, (int)kv_width)) {
+            m->heads = p;
+            m->head_counters = h->attn->head_counters;
+            hip_hold_send(h);
+            return;
+        }
+    }
     HIP_LAUNCH(hip_dev(h), attn_store, (unsigned)((units + STORE_WAVES - 1) / STORE_WAVES), 1, 1, p);
 }
 
@@ -243,6 +263,9 @@ void hip_attn_mix(struct backend *b, int layer, struct buffer *q, struct buffer 
         .parts = parts,
         .tail = {.act = {.x = out->dev, .n = sh->n_heads * sh->head_dim}, .rows = h->step.n_rows, .members = (int32_t)(blocks * kv_heads)},
     };
-    hip_hold(h, mix_kernel(sh, many), (unsigned)blocks, (unsigned)kv_heads, parts ? (unsigned)parts : 1, &p, sizeof p,
-             sh->head_dim == 256 || sh->head_dim == 128 ? &p.tail : NULL);
+    const unsigned gy = (unsigned)kv_heads, gz = parts ? (unsigned)parts : 1;
+    if (sh->head_dim == 256 || sh->head_dim == 128)
+        hip_hold(h, mix_kernel(sh, many), (unsigned)blocks, gy, gz, &p, sizeof p, &p.tail);
+    else /* attn_any makes no forms */
+        hip_device_launch(hip_dev(h), mix_kernel(sh, many), (unsigned)blocks, gy, gz, &p, sizeof p);
 }

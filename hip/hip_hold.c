@@ -72,7 +72,7 @@ enum hip_kernel hip_held(const struct hip *h)
     return h->hold ? h->hold->kernel : K_COUNT;
 }
 
-const void *hip_held_params(const struct hip *h, enum hip_kernel kernel)
+void *hip_held_params(struct hip *h, enum hip_kernel kernel)
 {
     return kernel != K_COUNT && hip_held(h) == kernel ? &h->hold->params : NULL;
 }

@@ -88,8 +88,9 @@ void hip_act(struct hip *h, const struct act_params *p, int n_rows);
 void hip_hold_send(struct hip *h);             /* the launch that waits, if there is one */
 enum hip_kernel hip_held(const struct hip *h); /* its kernel; K_COUNT: there is none */
 
-/* For an operation whose kernel does the work of the launch that waits as well: its parameters (NULL: another one waits, or none), and that it need not be sent. */
-const void *hip_held_params(const struct hip *h, enum hip_kernel kernel);
+/* For an operation that does the work of the launch that waits as well, or has it do its own: that launch's parameters (NULL: another one waits, or none), and
+ * that it need not be sent. */
+void *hip_held_params(struct hip *h, enum hip_kernel kernel);
 void hip_hold_drop(struct hip *h);
 
 /* The device, with nothing held back. */

@@ -219,12 +219,8 @@ static void products(struct hip *h, const struct product *list, int n, int n_row
                                                   .first_group = groups};
         groups += ((uint32_t)w->n_out + MATVEC_GROUP - 1) / MATVEC_GROUP; /* below 2^27 each */
     }
-    if (n > 1) {
-        hip_device_launch(hip_dev(h), kernels[n_rows], groups, 1, 1, &p, sizeof p);
-        return;
-    }
     p.tail = (struct act_tail){.act = {.x = list[0].y, .n = list[0].w->gpu.n_out}, .rows = n_rows, .members = (int32_t)groups};
-    hip_hold(h, kernels[n_rows], groups, 1, 1, &p, sizeof p, &p.tail);
+    hip_hold(h, kernels[n_rows], groups, 1, 1, &p, sizeof p, n == 1 ? &p.tail : NULL);
 }
 
 void hip_product(struct hip *h, const struct weight *w, const void *act, int n_rows, float *y, bool add)

@@ -599,18 +599,10 @@ DEV void attn_part(const struct attn_mix_params &p, const struct attn_block &b, 
     }
 }
 
-/* v, but the compiler does not know: it would compute 64 addresses once, before the loop over parts, and keep them. */
-DEV int attn_opaque(int v)
-{
-#if defined(__AMDGCN__)
-    __asm__ volatile("" : "+v"(v));
-#endif
-    return v;
-}
-
 /* Calls use(tile, element of the accumulator, pair of WMMA tiles, query head, channel) for every pair of channels of a lane's queries. */
 template <class K, class F> DEV void attn_each_pair(const struct attn_mix_params &p, const struct attn_lane<K> &l, F use)
 {
+    /* Opaque: the compiler would compute 64 addresses once, before the loop over parts, and keep them. */
     const int wave = uniform_i((int)(tid_x() >> 5)), row = attn_opaque((int)wmma_c_row(0));
     ATTN_UNROLL for (int t = 0; t < K::tiles; t++)
     {

@@ -44,6 +44,7 @@
 #define BEDSIDE_HIP_KERNELS_MATVEC_H
 
 #include "hip/kernels/act.h"
+#include "hip/kernels/attn_store.h"
 #include "hip/kernels/gpu.h"
 #include "hip/kernels/params.h"
 #include "hip/kernels/tail.h"
@@ -553,11 +554,36 @@ template <int ROWS> DEV void matvec(const matvec_items &p)
         *y = item.add ? *y + sum[r] : sum[r];
 }
 
+/* Items 0, 1 and 2 are q, k and v of attention: a head of all rows is turned and kept (attn_store.h) by the last of the workgroups that make it. */
+template <int ROWS> DEV void matvec_heads(const matvec_params &p, float (*room)[ATTN_MAX_DIM], int *said)
+{
+    static_assert((int)MATVEC_WAVES == (int)ATTN_WAVES, "room for each wave");
+    enum { GROUP = MATVEC_WAVES * MATVEC_W };
+    if (ROWS > GPU_HEAD_ROWS || !p.head_counters)
+        return;
+    const struct attn_store_params &heads = p.heads;
+    const int group = (int)bid_x(), which = (group >= (int)p.products.item[1].first_group) + (group >= (int)p.products.item[2].first_group);
+    const int first = which == 2 ? (int)p.products.item[2].first_group : which == 1 ? (int)p.products.item[1].first_group : 0;
+    const int members = (which == 0 ? heads.q_stride : heads.head_dim) / GROUP, head = (group - first) / members;
+    const int counter = head + (which > 0 ? heads.n_heads : 0) + (which > 1 ? heads.n_kv_heads : 0);
+    if (!last_of(p.head_counters + counter, members, said))
+        return;
+    const int wave = uniform_i((int)(tid_x() / 32));
+    for (int r = wave; r < ROWS; r += MATVEC_WAVES) {
+        if (which < 2)
+            attn_turn_head(heads, r, head, which == 1, room[wave]);
+        else
+            attn_keep_value(heads, r, head);
+    }
+}
+
 #define MATVEC_KERNEL(rows)                                                                                                                          \
     KERNEL(128) matvec_##rows(struct matvec_params p)                                                                                                \
     {                                                                                                                                                \
         SHARED struct tail_shared shared;                                                                                                            \
+        SHARED float room[ATTN_WAVES][ATTN_MAX_DIM];                                                                                                 \
         matvec<rows>(p.products);                                                                                                                    \
+        matvec_heads<rows>(read_again(p), room, &shared.said);                                                                                       \
         tail_of<MATVEC_WAVES>(read_again(p).tail, 0, rows, &shared);                                                                                 \
     }
 MATVEC_KERNEL(1)

@@ -83,6 +83,27 @@ struct embed_params {
     float *out;
 };
 
+/* ---- attn_store.h ---- */
+
+enum {
+    ATTN_PART = 256,       /* tokens: a sequence's parts, on the absolute grid */
+    ATTN_MAX_DIM = 256,    /* channels of a head, a multiple of 16 */
+    ATTN_ROPE_ROWS = 1024, /* positions in one piece of the table of angles */
+};
+
+struct attn_store_params {
+    struct gpu_step step;
+    float *q;                                                   /* [R][NH][q_stride] */
+    const float *k, *v;                                         /* [R][NKV][HD] */
+    int32_t n_heads, n_kv_heads, head_dim, n_rot, q_stride, q8; /* near q, k and v, see attn_same */
+    float eps;
+    int32_t pad;
+    struct gpu_matrix q_norm, k_norm; /* [1][HD], F32, F16 or BF16 */
+    const uint64_t *rope;             /* addresses of [ATTN_ROPE_ROWS][n_rot] f32: cos of n_rot / 2 angles, then sin */
+    uint64_t k_offset, v_offset;      /* of KV head 0, from the page's address */
+    uint32_t head_bytes, row_bytes;   /* from one KV head to the next, from one token to the next */
+};
+
 /* ---- matvec.h ---- */
 
 /* One matrix: y [rows][n_out] (+)= w * x. */
@@ -99,9 +120,12 @@ struct matvec_items {
     struct matvec_item item[4];
     int32_t n_items, pad;
 };
+enum { GPU_HEAD_ROWS = 7 }; /* most rows whose heads are turned; with eight the registers would cost a wave in six */
 struct matvec_params {
     struct matvec_items products;
-    struct act_tail tail; /* of the first item's y */
+    struct act_tail tail;           /* of the first item's y */
+    struct attn_store_params heads; /* of items 0, 1 and 2, which are q, k and v */
+    int32_t *head_counters;         /* [n_heads + 2 * n_kv_heads], 0 before and after; NULL: they are not */
 };
 
 /* ---- head.h ---- */
@@ -178,25 +202,6 @@ struct delta_step_params {
 };
 
 /* ---- attn.h ---- */
-
-enum {
-    ATTN_PART = 256,       /* tokens: a sequence's parts, on the absolute grid */
-    ATTN_MAX_DIM = 256,    /* channels of a head, a multiple of 16 */
-    ATTN_ROPE_ROWS = 1024, /* positions in one piece of the table of angles */
-};
-
-struct attn_store_params {
-    struct gpu_step step;
-    float *q;                         /* [R][NH][q_stride] */
-    const float *k, *v;               /* [R][NKV][HD] */
-    struct gpu_matrix q_norm, k_norm; /* [1][HD], F32, F16 or BF16 */
-    const uint64_t *rope;             /* addresses of [ATTN_ROPE_ROWS][n_rot] f32: cos of n_rot / 2 angles, then sin */
-    uint64_t k_offset, v_offset;      /* of KV head 0, from the page's address */
-    uint32_t head_bytes, row_bytes;   /* from one KV head to the next, from one token to the next */
-    int32_t n_heads, n_kv_heads, head_dim, n_rot, q_stride, q8;
-    float eps;
-    int32_t pad;
-};
 
 struct attn_mix_params {
     struct gpu_step step;
