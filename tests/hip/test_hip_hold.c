@@ -237,6 +237,13 @@ static void assert_launches(const char *kernel, int n)
 
 /* ---- comparing ---- */
 
+static uint32_t bits_of(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
 static void assert_equal_buffers(struct chain *a, struct chain *b, const char *what)
 {
     static const char *const names[N_BUFS] = {"h",   "x",     "q",   "k",      "v",     "u",     "beta",  "alpha", "z",
@@ -249,7 +256,7 @@ static void assert_equal_buffers(struct chain *a, struct chain *b, const char *w
         assert_ok(a->b->ops->read(a->b, a->buf[i], 0, x, n * sizeof *x, &err), err);
         assert_ok(b->b->ops->read(b->b, b->buf[i], 0, y, n * sizeof *y, &err), err);
         for (size_t k = 0; k < n; k++)
-            if (memcmp(x + k, y + k, sizeof *x) != 0 && !(isnan(x[k]) && isnan(y[k])))
+            if (bits_of(x[k]) != bits_of(y[k]) && !(isnan(x[k]) && isnan(y[k])))
                 fail_msg("%s, %d rows: %s, row %zu, value %zu is %.9g joined and %.9g apart", what, a->rows, names[i], k / a->width[i],
                          k % a->width[i], (double)x[k], (double)y[k]);
         free(x);
