@@ -132,15 +132,20 @@ a_key_for_a_cache_that_is_not_on_disk_is_refused() {
     run 1 serve --model tests/demo-model/demo-q8_0.gguf --port 0 --cache-key /dev/null && err_has "--cache-dir"
 }
 
+# Waits until the server that writes to $scratch/out listens, half a minute at most.
+until_listening() {
+    for _ in $(seq 300); do
+        grep -q '^listening' "$scratch/out" && return
+        sleep 0.1
+    done
+}
+
 # serve_limited HARD SOFT N: serves N connections under limits of open files until it listens; its own limit is in $scratch/limit.
 serve_limited() {
     (ulimit -S -n "$2" && ulimit -H -n "$1" && exec "$program" serve --model tests/demo-model/demo-q8_0.gguf --port 0 --kv-memory 64 --max-connections "$3") \
         >"$scratch/out" 2>"$scratch/err" </dev/null &
     pid=$!
-    for _ in $(seq 300); do
-        grep -q '^listening' "$scratch/out" && break
-        sleep 0.1
-    done
+    until_listening
     sed -n 's/^Max open files *\([0-9]*\).*/\1/p' "/proc/$pid/limits" >"$scratch/limit"
     kill "$pid"
     wait "$pid"
@@ -160,10 +165,7 @@ a_crash_leaves_no_copy_of_memory_behind() {
     (cd "$scratch/crash" && ulimit -c unlimited && exec "$crashing" serve --model "$here/tests/demo-model/demo-q8_0.gguf" --port 0 --kv-memory 64) \
         >"$scratch/out" 2>"$scratch/err" </dev/null &
     pid=$!
-    for _ in $(seq 300); do
-        grep -q '^listening' "$scratch/out" && break
-        sleep 0.1
-    done
+    until_listening
     sed -n 's/^Max core file size *\([0-9]*\) *\([0-9]*\).*/\1 \2/p' "/proc/$pid/limits" >"$scratch/limit"
     kill -SEGV "$pid"
     wait "$pid" 2>/dev/null
@@ -189,10 +191,7 @@ the_installed_service_starts_and_keeps_its_settings() {
     mkdir -p "$scratch/state"
     $command >"$scratch/out" 2>"$scratch/err" </dev/null &
     pid=$!
-    for _ in $(seq 300); do
-        grep -q '^listening' "$scratch/out" && break
-        sleep 0.1
-    done
+    until_listening
     kill "$pid"
     wait "$pid" || return 1
     out_has listening && [ -d "$scratch/state/bedside" ] || return 1
