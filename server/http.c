@@ -273,10 +273,9 @@ static int check_request(struct request *r)
     if (has_key(h) && r->route != ROUTE_HEALTH && r->route != ROUTE_PAGE && !guard_key_matches(header(r, "Authorization"), h->config->api_key))
         return api_error_set(err, 401, "invalid_api_key", NULL, "this server wants its key: send Authorization: Bearer KEY");
     if (r->route == ROUTE_NONE)
-        return api_error_set(
-            err, 404, "not_found", NULL,
-            "no such path here; there are POST /v1/chat/completions, POST /v1/cache/warm, GET /v1/cache, DELETE /v1/cache/{namespace}, "
-            "GET /v1/models, GET /health, GET /metrics and GET /");
+        return api_error_set(err, 404, "not_found", NULL,
+                             "no such path here; there are POST /v1/chat/completions, POST /v1/cache/warm, GET and DELETE /v1/cache, "
+                             "DELETE /v1/cache/{namespace}, GET /v1/models, GET /v1/models/{model}, GET /health, GET /metrics and GET /");
     if (!takes_method(r))
         return api_error_set(err, 405, "method_not_allowed", NULL, "%s takes %s", routes[r->route].path, routes[r->route].methods);
     if (count.cache_namespace > 1)
@@ -701,7 +700,7 @@ int http_listen(struct http_listener *out, const char *host, int port, struct er
     if (fd < 0) {
         freeaddrinfo(list);
         return error_set(err, "cannot listen on %s port %d: %s%s", host, port, strerror(why),
-                         why == EADDRINUSE ? " (another program has that port; choose one with --port, 0 for any)" : "");
+                         why == EADDRINUSE ? " (another program has that port; choose one with --port or BEDSIDE_PORT, 0 for any)" : "");
     }
     *out = (struct http_listener){.fd = fd, .port = bound_port(fd), .ipv6 = a->ai_family == AF_INET6, .loopback = is_loopback(a->ai_addr)};
     freeaddrinfo(list);

@@ -1,7 +1,7 @@
 # The GPU's code objects, the two stand-ins for AMD's runtime library, and the tests that use them. Included by the Makefile.
 #
 #   HIP_TARGETS="gfx1152"   compile the kernels for these only (quick), or for none: HIP_TARGETS=
-#   $(BUILD)/hip/kernels.hipfb            all targets in one bundle, embedded in the binary; without a suitable clang a text that says so
+#   $(BUILD)/hip/kernels.hipfb            all targets in one bundle, embedded in the binary; without a suitable clang, or without targets, a text that says so
 #   $(BUILD)/hip/libamdhip64-shim.so      kernels compiled for the CPU, a fiber for each GPU thread (gpu_shim.h)
 #   $(BUILD)/hip/libamdhip64-emu.so       the code objects' machine code, emulated
 
@@ -31,7 +31,7 @@ $(BUILD)/hip/kernels.hipfb: $(HIP_OBJECTS) $(BUILD)/hip/targets
 	    -input=/dev/null $(HIP_OBJECTS:%=-input=%) -output=$@
 else
 $(BUILD)/hip/kernels.hipfb: $(BUILD)/hip/targets
-	@echo "bedside: no clang 19 for AMD GPUs (packages clang-19 lld-19 llvm-19 clang-tools-19): building without GPU kernels" >&2
+	@echo "bedside: building without GPU kernels: $(if $(strip $(HIP_TARGETS)),no clang 19 for AMD GPUs (packages clang-19 lld-19 llvm-19 clang-tools-19),HIP_TARGETS names no GPU (make run names those it finds))" >&2
 	@echo "This build has no GPU kernels." >$@
 endif
 
