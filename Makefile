@@ -1,6 +1,6 @@
 # bedside. Two commands matter: `make run` and `make test`. `make help` lists the rest.
 
-MODEL  ?= tests/demo-model/demo-q4_k_m.gguf
+MODEL  ?= $(or $(BEDSIDE_MODEL),tests/demo-model/demo-q4_k_m.gguf)
 BUILD  ?= build
 JOBS   ?= $(shell nproc 2>/dev/null || echo 1)
 CC     ?= cc

@@ -208,6 +208,14 @@ make_run_takes_a_file_whose_name_has_spaces() {
     out_has "--model \"$scratch/a b.gguf\""
 }
 
+make_run_serves_the_model_of_the_environment() {
+    run_of="make --no-print-directory -s -o deps run BUILD=$scratch -n"
+    BEDSIDE_MODEL=/a.gguf $run_of >"$scratch/out" 2>&1
+    out_has '--model "/a.gguf"' || return 1
+    BEDSIDE_MODEL=/a.gguf $run_of MODEL=/b.gguf >"$scratch/out" 2>&1
+    out_has '--model "/b.gguf"'
+}
+
 an_option_of_another_command_is_refused_by_name() {
     model=tests/demo-model/demo-q8_0.gguf
     run 2 serve --model $model --no-think && err_has '--no-think is only for bedside run' || return 1
@@ -248,6 +256,7 @@ promise the_usual_limit_of_open_files_does_not_limit_connections
 promise a_crash_leaves_no_copy_of_memory_behind
 promise the_installed_service_starts_and_keeps_its_settings
 promise make_run_takes_a_file_whose_name_has_spaces
+promise make_run_serves_the_model_of_the_environment
 promise an_option_of_another_command_is_refused_by_name
 promise make_run_compiles_for_the_gpus_that_are_there
 echo "1..$number"
