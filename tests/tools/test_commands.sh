@@ -133,6 +133,7 @@ a_key_for_a_cache_that_is_not_on_disk_is_refused() {
 }
 
 # Waits until the server that writes to $scratch/out listens, half a minute at most.
+# The shell goes on before a command behind & has emptied its output file, so whoever starts one empties it first: the last server's line is no answer.
 until_listening() {
     for _ in $(seq 300); do
         grep -q '^listening' "$scratch/out" && return
@@ -142,6 +143,7 @@ until_listening() {
 
 # serve_limited HARD SOFT N: serves N connections under limits of open files until it listens; its own limit is in $scratch/limit.
 serve_limited() {
+    : >"$scratch/out"
     (ulimit -S -n "$2" && ulimit -H -n "$1" && exec "$program" serve --model tests/demo-model/demo-q8_0.gguf --port 0 --kv-memory 64 --max-connections "$3") \
         >"$scratch/out" 2>"$scratch/err" </dev/null &
     pid=$!
@@ -162,6 +164,7 @@ a_crash_leaves_no_copy_of_memory_behind() {
     here=$PWD
     (cd "$scratch/control" && ulimit -c unlimited && exec sh -c 'kill -SEGV $$') 2>/dev/null
     case $program in /*) crashing=$program ;; *) crashing=$here/$program ;; esac
+    : >"$scratch/out"
     (cd "$scratch/crash" && ulimit -c unlimited && exec "$crashing" serve --model "$here/tests/demo-model/demo-q8_0.gguf" --port 0 --kv-memory 64) \
         >"$scratch/out" 2>"$scratch/err" </dev/null &
     pid=$!
@@ -192,6 +195,7 @@ the_installed_service_starts_and_keeps_its_settings() {
     [ "${command#*serve }" = "--config $root/etc/bedside.conf" ] || { echo "# $command"; return 1; }
     mkdir -p "$scratch/state"
     sed -i "s| /var/lib/| $scratch/state/|" "$root/etc/bedside.conf"
+    : >"$scratch/out"
     $command >"$scratch/out" 2>"$scratch/err" </dev/null &
     pid=$!
     until_listening
