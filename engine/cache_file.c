@@ -278,6 +278,16 @@ bool cache_file_private(const struct stat *st)
 
 /* ---- names and keys ---- */
 
+/* Whether the file lies in the folder where systemd puts what a service is entrusted with (LoadCredential=): only the service's user is let into it, and the files
+ * are root's, with that user's right to read shown as the group's. */
+static bool is_credential(const char *path, const struct stat *st)
+{
+    const char *dir = getenv("CREDENTIALS_DIRECTORY");
+    const size_t n = dir ? strlen(dir) : 0;
+    return n > 0 && strncmp(path, dir, n) == 0 && path[n] == '/' && path[n + 1] && !strchr(path + n + 1, '/') &&
+           (st->st_uid == 0 || st->st_uid == geteuid()) && (st->st_mode & (S_IWGRP | S_IXGRP | S_IRWXO)) == 0;
+}
+
 int cache_vault_open(struct cache_vault *v, const struct cache_file_ops *ops, const char *key_file, struct error *err)
 {
     *v = (struct cache_vault){.ops = ops, .encrypted = key_file != NULL};
@@ -297,7 +307,7 @@ int cache_vault_open(struct cache_vault *v, const struct cache_file_ops *ops, co
         error_set(err, "cache key file %s: not a regular file", key_file);
         goto done;
     }
-    if (!cache_file_private(&st)) {
+    if (!cache_file_private(&st) && !is_credential(key_file, &st)) {
         error_set(err, "cache key file %s: others may read or change it; it must belong to the server's user, mode 0600 (chmod 600 %s)", key_file,
                   key_file);
         goto done;

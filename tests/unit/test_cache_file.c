@@ -294,6 +294,32 @@ static void two_files_never_share_a_nonce(void **state)
     free(again);
 }
 
+static void a_key_that_others_may_read_is_refused_unless_systemd_keeps_it(void **state)
+{
+    struct fixture *f = *state;
+    const char *dirs[] = {NULL, "", f->dir, "/nowhere"};
+    char path[PATH_BYTES];
+    snprintf(path, sizeof path, "%s", path_in(f->dir, "entrusted"));
+    write_file(path, "thirty-two bytes or more, no secret", 35, 0600);
+    for (size_t i = 0; i < sizeof dirs / sizeof dirs[0]; i++) {
+        static const unsigned modes[] = {0600, 0400, 0440, 0640, 0444, 0460, 0450, 0604};
+        if (dirs[i])
+            assert_int_equal(setenv("CREDENTIALS_DIRECTORY", dirs[i], 1), 0);
+        for (size_t k = 0; k < sizeof modes / sizeof modes[0]; k++) {
+            struct cache_vault v;
+            struct error err = {""};
+            assert_int_equal(chmod(path, modes[k]), 0);
+            const int rc = cache_vault_open(&v, &f->ops, path, &err);
+            assert_int_equal(rc, k < 2 || (k < 4 && i == 2) ? 0 : -1);
+            if (rc)
+                assert_non_null(strstr(err.text, "chmod 600"));
+            cache_vault_close(&v);
+        }
+    }
+    assert_int_equal(unsetenv("CREDENTIALS_DIRECTORY"), 0);
+    assert_int_equal(unlink(path), 0);
+}
+
 static void what_is_no_private_regular_file_is_bad_and_never_waits(void **state)
 {
     struct fixture *f = *state;
@@ -393,6 +419,7 @@ int main(void)
         BOTH(a_whole_file_under_another_name_is_bad),
         BOTH(another_models_file_is_told_from_a_damaged_one),
         BOTH(right_checksums_do_not_make_a_wrong_header_right),
+        BOTH(a_key_that_others_may_read_is_refused_unless_systemd_keeps_it),
         BOTH(what_is_no_private_regular_file_is_bad_and_never_waits),
         cmocka_unit_test_prestate_setup_teardown(without_the_key_nothing_can_be_forged, setup, teardown, yes),
         cmocka_unit_test_prestate_setup_teardown(two_files_never_share_a_nonce, setup, teardown, yes),
