@@ -32,7 +32,8 @@ all: $(BUILD)/bedside
 # GPU kernels for the GPUs of this machine only (three minutes for all of them), unless HIP_TARGETS says which; `make` compiles all.
 RUN_TARGETS = $(if $(filter file,$(origin HIP_TARGETS)),$(filter $(HIP_ALL),$(shell tools/gpu-targets.sh)),$(HIP_TARGETS))
 
-run: deps
+run:
+	@tools/install-deps.sh $(if $(strip $(RUN_TARGETS)),,--no-gpu)
 	@$(MAKE) --no-print-directory -j$(JOBS) HIP_TARGETS="$(RUN_TARGETS)" all
 	$(BUILD)/bedside serve --model "$(MODEL)"
 

@@ -1,10 +1,12 @@
 #!/bin/sh
 # Installs the distribution packages that building, running and testing need, and says which. Does nothing when all are there.
 # Debian 12, Ubuntu 24.04 and newer. Elsewhere: install the packages' equivalents and this script only checks for pkg-config.
+# usage: install-deps.sh [--no-gpu]     --no-gpu: not the compiler for the GPU's kernels (some 330 MB), which nobody needs who has no such GPU
 set -eu
 packages="gcc g++ make pkg-config libc6-dev libmicrohttpd-dev libjansson-dev libuv1-dev libunistring-dev libsodium-dev libcmocka-dev curl"
 # For the GPU's kernels (clang 19 or newer). Without them everything else builds, and the server runs on the CPU.
 gpu_packages="clang-19 lld-19 llvm-19 clang-tools-19"
+[ "${1:-}" != --no-gpu ] || gpu_packages=""
 
 missing=""
 gpu_missing=""

@@ -208,12 +208,12 @@ the_installed_service_starts_and_keeps_its_settings() {
 
 make_run_takes_a_file_whose_name_has_spaces() {
     printf 'no model' >"$scratch/a b.gguf"
-    make --no-print-directory -s -o deps run BUILD="$scratch" MODEL="$scratch/a b.gguf" -n >"$scratch/out" 2>&1
+    make --no-print-directory -s run BUILD="$scratch" MODEL="$scratch/a b.gguf" -n >"$scratch/out" 2>&1
     out_has "--model \"$scratch/a b.gguf\""
 }
 
 make_run_serves_the_model_of_the_environment() {
-    run_of="make --no-print-directory -s -o deps run BUILD=$scratch -n"
+    run_of="make --no-print-directory -s run BUILD=$scratch -n"
     BEDSIDE_MODEL=/a.gguf $run_of >"$scratch/out" 2>&1
     out_has '--model "/a.gguf"' || return 1
     BEDSIDE_MODEL=/a.gguf $run_of MODEL=/b.gguf >"$scratch/out" 2>&1
@@ -235,8 +235,10 @@ make_run_compiles_for_the_gpus_that_are_there() {
     done
     [ "$(tools/gpu-targets.sh "$scratch/nodes")" = "gfx1152 gfx1201 gfx90c" ] || { echo "# $(tools/gpu-targets.sh "$scratch/nodes")"; return 1; }
     [ -z "$(tools/gpu-targets.sh "$scratch/none")" ] || return 1
-    make --no-print-directory -s -o deps run BUILD="$scratch" HIP_TARGETS="gfx1100 gfx1152" -n >"$scratch/out" 2>&1
-    out_has 'HIP_TARGETS="gfx1100 gfx1152"'
+    make --no-print-directory -s run BUILD="$scratch" HIP_TARGETS="gfx1100 gfx1152" -n >"$scratch/out" 2>&1
+    out_has 'HIP_TARGETS="gfx1100 gfx1152"' && ! grep -q 'install-deps.sh --no-gpu' "$scratch/out" || return 1
+    make --no-print-directory -s run BUILD="$scratch" HIP_TARGETS= -n >"$scratch/out" 2>&1 # no compiler for a GPU that is not there
+    out_has 'install-deps.sh --no-gpu'
 }
 
 promise without_a_command_the_help_is_shown_as_an_error
