@@ -2,8 +2,8 @@
  * broken compiler, driver or chip is found before it answers anybody.
  *
  * Both backends run the same steps: a prompt longer than a grid cell beside a short one, then steps of one to eight rows. After every operation the
- * results are compared, and the GPU goes on with the CPU's, so that an error is told by the operation that made it. Every other step of few rows
- * compares after several operations, whose launches are then joined as in a real step (hip_hold.c). */
+ * results are compared, and the GPU goes on with the CPU's, so that an error is told by the operation that made it. Every other step of few rows,
+ * and with f32, which every file has, each of them, compares after several operations, whose launches are then joined as in a real step (hip_hold.c). */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,10 +14,11 @@
 #include "hip/hip_impl.h"
 
 enum { D = 256, V = 320, FF = 256, EXPERTS = 4, USED = 2, WHOLE = 256 };
-enum { LONG = 70, SHORT = 3, MOST_ROWS = LONG + SHORT, SEQUENCES = 2, MOST_PAGES = 2, STEPS = 9 };
+enum { LONG = 70, SHORT = 3, MOST_ROWS = LONG + SHORT, SEQUENCES = 2, MOST_PAGES = 2, STEPS = 10 };
 
-/* Rows that each sequence adds in each step: one sum for each of the products of few rows, and one for those of many. */
-static const int rows_of[STEPS][SEQUENCES] = {{LONG, SHORT}, {1, 0}, {1, 1}, {1, 2}, {2, 2}, {1, 4}, {3, 3}, {6, 1}, {4, 4}};
+/* Rows that each sequence adds in each step: one sum for each of the products of few rows, and one for those of many. Most steps of a server have one row: that is
+ * compared both ways with every type. */
+static const int rows_of[STEPS][SEQUENCES] = {{LONG, SHORT}, {1, 0}, {1, 0}, {1, 1}, {1, 2}, {2, 2}, {1, 4}, {3, 3}, {6, 1}, {4, 4}};
 
 /* Differences allowed, as a part of a row's largest value. Where an activation lies between two steps of its quantisation, the last bit of a norm decides which it
  * takes; that is one part in a hundred at most. A wrong nibble or scale is far more. */
@@ -459,7 +460,7 @@ static int run_step(struct test *t, struct error *err)
     }
     for (int i = 0; i < t->n_rows; i++)
         ids[i] = (int32_t)(next_random(t) % V);
-    t->joined = t->n_rows <= GPU_TAIL_ROWS && (t->step + t->variant) % 2;
+    t->joined = t->n_rows <= GPU_TAIL_ROWS && (t->type == BLOCK_F32 || (t->step + t->variant) % 2);
     BOTH(begin(s->b, ids, t->n_rows, spans, n_spans));
     if (fill(t, B_H, err))
         return -1;

@@ -207,8 +207,8 @@ static void delta_net(struct chain *c, bool crosses)
         hip_dev(hip_of(c->b));
 }
 
-/* Launches of a kernel since the last call; -1 where nobody counts. */
-static int launches(const char *kernel)
+/* What was counted of every kernel since the last call: how many kernels, -1 where nobody counts. */
+static int counted(const struct emu_counters **out)
 {
     static struct emu_counters all[160];
     void *emulator = dlopen(hip_test_library("emu"), RTLD_NOW | RTLD_NOLOAD);
@@ -220,12 +220,22 @@ static int launches(const char *kernel)
     *(void **)&forget = dlsym(emulator, "emu_reset_counters");
     assert_true(count && forget);
     const int n = count(all, 160);
+    assert_true(n <= 160);
+    forget();
+    *out = all;
+    return n;
+}
+
+/* Launches of a kernel since the last call; -1 where nobody counts. */
+static int launches(const char *kernel)
+{
+    const struct emu_counters *all = NULL;
+    const int n = counted(&all);
     int found = 0;
-    for (int i = 0; i < n && i < 160; i++)
+    for (int i = 0; i < n; i++)
         if (strcmp(all[i].kernel, kernel) == 0)
             found += (int)all[i].launches;
-    forget();
-    return found;
+    return n < 0 ? -1 : found;
 }
 
 static void assert_launches(const char *kernel, int n)
@@ -574,6 +584,34 @@ static void nothing_is_left_of_a_failed_step(void **state)
     fixture_model_free(&model);
 }
 
+/* Bit n: a product of n rows had more to do at its end, since the last count. Nothing else of a mat-vec touches SHARED memory. */
+static unsigned rows_with_ends(void)
+{
+    const struct emu_counters *all = NULL;
+    unsigned rows = 0;
+    for (int k = 0, n = counted(&all); k < n; k++)
+        if (strncmp(all[k].kernel, "matvec_", 7) == 0 && all[k].lds > 0)
+            rows |= 1U << atoi(all[k].kernel + 7);
+    return rows;
+}
+
+/* What runs in a step is what the self-test has run: of one row with every type, of two to eight with the f32 that every file has, if not with its own. */
+static void the_self_test_joins_launches_of_every_number_of_rows(void **state)
+{
+    (void)state;
+    static const enum block_type types[] = {BLOCK_Q8_0, BLOCK_Q4_K, BLOCK_F16, BLOCK_BF16};
+    const struct emu_counters *all = NULL;
+    struct error err = {""};
+    if (counted(&all) < 0)
+        return;
+    assert_ok(hip_selftest(hip_group.dev, UINT64_C(1) << BLOCK_F32, NULL, &err), err);
+    assert_int_equal(rows_with_ends(), 0x1fe);
+    for (int i = 0; i < (hip_in_full() ? 4 : 1); i++) {
+        assert_ok(hip_selftest(hip_group.dev, UINT64_C(1) << types[i], NULL, &err), err);
+        assert_true(rows_with_ends() & 1U << 1);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -582,6 +620,7 @@ int main(void)
         cmocka_unit_test(a_convolution_of_something_else_is_not_taken_over),
         cmocka_unit_test(a_launch_is_not_joined_with_what_does_not_follow_it),
         cmocka_unit_test(nothing_is_left_of_a_failed_step),
+        cmocka_unit_test(the_self_test_joins_launches_of_every_number_of_rows),
     };
     return HIP_RUN("hip_hold", tests, hip_in_full() ? HIP_GPUS : 1);
 }
