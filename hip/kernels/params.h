@@ -9,6 +9,10 @@
 #include <stdint.h>
 #endif
 
+/* Launches are compared by the bytes of their parameters (hip/graph.h): none of them may be one that nobody writes. */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic error "-Wpadded"
+
 enum { GPU_GRID = 64 }; /* GRID of engine/backend.h */
 
 /* enum block_type of engine/blocks.h: the types that have kernels. */
@@ -63,7 +67,7 @@ struct act_params {
     float eps;
     int32_t n;
     uint32_t normed_stride;
-    uint32_t pad; /* parameters are compared as bytes, hip/graph.h */
+    uint32_t pad;
 };
 
 /* What the last workgroup of a launch makes of `rows` rows of act.x, once they are written: the forms that the next operation reads. Without `up`, `index`
@@ -154,7 +158,7 @@ struct top_params {
     uint64_t *keys;             /* [rows][parts][k], descending; 0: none */
     float *part_max, *part_sum; /* [rows][parts] */
     struct gpu_top *out;        /* [rows] */
-    int32_t n_vocab, k, parts;
+    int32_t n_vocab, k, parts, pad;
 };
 
 /* ---- matmul.h, tile_float.h ---- */
@@ -166,7 +170,7 @@ struct tile_params {
     const uint8_t *x;
     float *y;
     uint32_t x_stride;
-    int32_t n_rows, add;
+    int32_t n_rows, add, pad;
 };
 
 enum { TILE_OUT = 128, TILE_ROWS = 64, FLOAT_OUT = 64, FLOAT_ROWS = 16 };
@@ -232,7 +236,7 @@ struct moe_choose_params {
     int32_t *chosen;     /* [n_rows][used] */
     int32_t *chosen_too; /* the same, or NULL */
     float *share;        /* [n_rows][used + 1]: of the experts, of the shared one */
-    int32_t n_rows, n_experts, used;
+    int32_t n_rows, n_experts, used, pad;
 };
 
 /* Up to TILE_ROWS (row, rank) pairs of one expert. */
@@ -254,7 +258,7 @@ struct moe_route_params {
     struct matvec_items products;
     struct moe_choose_params choose;
     int32_t *counter; /* 0 before and after */
-    int32_t groups;
+    int32_t groups, pad;
 };
 
 /* Which form an activation row takes: enum hip_act of hip_impl.h. */
@@ -273,7 +277,7 @@ struct moe_up_params {
     uint32_t mid_stride[2];
     int32_t mid_form[2];
     int32_t *counters; /* [rows][used][blocks of 256 outputs], 0 before and after */
-    int32_t used, shared_ff, groups;
+    int32_t used, shared_ff, groups, pad;
 };
 
 /* Decode: h += sum of share * (down * mid). Grid [rows][groups of 16 outputs]. */
@@ -293,7 +297,7 @@ struct moe_down_params {
 struct moe_tile_params {
     struct gpu_matrix w[2]; /* moe_pair: gate and up, of one type; otherwise the second is not used */
     const uint8_t *x;
-    uint32_t x_stride;
+    uint32_t x_stride, pad;
     const struct gpu_moe_tile *tiles;
     const int32_t *x_row, *y_row; /* row of x and of y by place in the order of experts; NULL: the place itself */
     float *y;                     /* [..][n_out] */
@@ -307,5 +311,7 @@ struct moe_sum_params {
     float *h;            /* [rows][n] */
     int32_t used, n;
 };
+
+#pragma GCC diagnostic pop
 
 #endif
