@@ -1,6 +1,7 @@
 /* server/main.c: the program. Picks the subcommand and nothing else. */
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 
 #include "config/config.h"
@@ -38,12 +39,13 @@ static const struct {
 };
 
 /* A crash must not leave the records that were in memory in a file, or with the system's collector of crashes. Of the limit the kernel knows two values that
- * matter here: 0 forbids the file, but a collector (a core_pattern that is a program) is started all the same; 1 forbids both (core(5)). */
+ * matter here: 0 forbids the file, but a collector (a core_pattern that is a program) is started all the same; 1 forbids both (core(5)). Where a hard limit of 0
+ * was there before, the process says itself that it is not to be dumped; that also keeps its user's debuggers and profilers out, so it is not done everywhere. */
 static void keep_memory_out_of_core_dumps(void)
 {
-    const struct rlimit none = {1, 1}, file = {0, 0};
-    if (setrlimit(RLIMIT_CORE, &none)) /* a hard limit of 0 was there before */
-        setrlimit(RLIMIT_CORE, &file);
+    const struct rlimit none = {1, 1};
+    if (setrlimit(RLIMIT_CORE, &none))
+        (void)prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* 0 is never refused */
 }
 
 int main(int argc, char **argv)

@@ -177,6 +177,27 @@ a_crash_leaves_no_copy_of_memory_behind() {
     [ -z "$(ls "$scratch/control")" ] || [ -z "$(ls "$scratch/crash")" ] || { echo "# $(ls "$scratch/crash")"; return 1; }
 }
 
+# With a hard limit of 0, which an ordinary user cannot raise to 1, a collector would be started: the process must have said that it is not to be dumped. Then what
+# the kernel tells of it belongs to root.
+a_crash_is_not_collected_where_core_files_were_forbidden_before() {
+    if [ "$(id -u)" -eq 0 ]; then
+        as_user="setpriv --reuid 65534 --regid 65534 --clear-groups"
+        $as_user "$program" --version >/dev/null 2>&1 || { echo "# no other user can start $program"; return 0; }
+    else
+        as_user=
+    fi
+    : >"$scratch/out"
+    # (a leak detector would want to look at it as a debugger does)
+    ASAN_OPTIONS=${ASAN_OPTIONS:-}:detect_leaks=0 $as_user sh -c 'ulimit -c 0 && exec "$@"' sh "$program" serve --model tests/demo-model/demo-q8_0.gguf \
+        --port 0 --kv-memory 64 >"$scratch/out" 2>"$scratch/err" </dev/null &
+    pid=$!
+    until_listening
+    owner=$(stat -c %u "/proc/$pid/maps")
+    kill "$pid"
+    wait "$pid" || return 1
+    out_has listening && [ "$owner" = 0 ] || { echo "# /proc/$pid/maps belonged to user $owner"; return 1; }
+}
+
 # What is installed starts as the service says, with the settings that are installed beside it; they are the user's and stay.
 the_installed_service_starts_and_keeps_its_settings() {
     root=$scratch/root
@@ -260,6 +281,7 @@ promise writing_to_a_full_disk_is_an_error
 promise a_key_for_a_cache_that_is_not_on_disk_is_refused
 promise the_usual_limit_of_open_files_does_not_limit_connections
 promise a_crash_leaves_no_copy_of_memory_behind
+promise a_crash_is_not_collected_where_core_files_were_forbidden_before
 promise the_installed_service_starts_and_keeps_its_settings
 promise make_run_takes_a_file_whose_name_has_spaces
 promise make_run_serves_the_model_of_the_environment
