@@ -9,7 +9,7 @@
 #include "base/alloc.h"
 
 enum {
-    LINKS = 600, /* kernels of a chain; a step of the 35B has some 400 */
+    LINKS = 600, /* kernels of a chain; a step of the 35B has some 240 */
     ROUNDS = 42, /* the first of each chain is launched as it is */
     CHAINS = 2,
     COLUMNS = 8, /* of a row: whole numbers below VALUES that nothing computes with, so that every bit is known */
