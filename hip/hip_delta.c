@@ -1,4 +1,4 @@
-/* The HIP backend's gated DeltaNet, spec/qwen35moe.md section 7: checks and launches. The arithmetic is in hip/kernels/delta.h. */
+/* The HIP backend's gated DeltaNet, spec/qwen35moe.md section 7: checks and launches. The arithmetic is in hip/kernels/delta_conv.h and delta.h. */
 #include "hip/hip_impl.h"
 
 #include <math.h>
@@ -7,8 +7,7 @@
 
 /* What the kernels count on, and cannot include the headers for. */
 _Static_assert((int)GPU_GRID == (int)GRID, "hip/kernels/params.h and engine/backend.h");
-_Static_assert(BLOCK_F32 == 0 && BLOCK_F16 == 1 && BLOCK_BF16 == 30, "hip/kernels/delta.h names these");
-enum { CONV_HEADS = 4, CONV_ROWS = 16, DIM_MAX = 256, WIDTH_MAX = 16 }; /* hip/kernels/delta.h */
+enum { CONV_HEADS = 4, CONV_ROWS = 16, DIM_MAX = 256, WIDTH_MAX = 16 }; /* hip/kernels/delta_conv.h */
 _Static_assert(CONV_ROWS >= WIDTH_MAX - 1, "the wave with a span's first rows reads all of the history that the span needs");
 
 struct sizes {
@@ -72,9 +71,9 @@ void hip_delta_conv(struct backend *b, int layer, struct buffer *u, struct buffe
                                         .u = u->dev,
                                         .beta_raw = beta_raw->dev,
                                         .alpha_raw = alpha_raw->dev,
-                                        .conv = conv->gpu,
-                                        .dt_bias = dt_bias->gpu,
-                                        .a = a->gpu,
+                                        .conv = hip_values_of(conv),
+                                        .dt_bias = hip_values_of(dt_bias),
+                                        .a = hip_values_of(a),
                                         .qkv = qkv->dev,
                                         .gates = gates->dev,
                                         .ring_at = at.conv,
@@ -84,6 +83,7 @@ void hip_delta_conv(struct backend *b, int layer, struct buffer *u, struct buffe
                                         .v_heads = sh->delta_v_heads,
                                         .dim = sh->delta_dim,
                                         .channels = (int32_t)d.channels,
+                                        .conv_stride = (int32_t)(conv->gpu.row_stride / sizeof(float)),
                                         .eps = sh->norm_eps,
                                         .q_scale = 1.0f / sqrtf((float)sh->delta_dim)};
     int longest = 0;
@@ -122,7 +122,7 @@ void hip_delta_rule(struct backend *b, int layer, struct buffer *qkv, struct buf
         .qkv = qkv->dev,
         .gates = gates->dev,
         .z = z->dev,
-        .norm = norm->gpu,
+        .norm = hip_values_of(norm),
         .out = out->dev,
         .m_at = at.m,
         .k_at = at.k,

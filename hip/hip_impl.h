@@ -116,6 +116,12 @@ bool hip_fits(struct hip *h, const char *what, const struct weight *w, int64_t n
  * names `what`. */
 bool hip_values(struct hip *h, const char *what, const struct weight *w, int64_t n_in, int64_t n_out);
 
+/* Those values, on the device. */
+static inline const float *hip_values_of(const struct weight *w)
+{
+    return (const float *)(const void *)w->gpu.data;
+}
+
 /* A backend on a device that stays the caller's. */
 struct backend *hip_open_on(struct hip_device *d, const struct backend_shape *shape, struct error *err);
 

@@ -138,11 +138,6 @@ static unsigned kind_bit(const struct weight *w)
     return 1U << hip_act_for(w);
 }
 
-static const float *values_of(const struct weight *vector)
-{
-    return (const float *)(const void *)vector->gpu.data;
-}
-
 void hip_act_to(struct act_params *p, enum hip_act kind, void *dst)
 {
     switch (kind) {
@@ -266,7 +261,7 @@ void hip_project(struct backend *b, struct buffer *x, struct weight *norm, int n
         kinds |= kind_bit(w[i]);
         list[i] = with_scratch(h, w[i], out[i]->dev, false);
     }
-    struct act_params p = {.x = x->dev, .norm = values_of(norm), .n = dim};
+    struct act_params p = {.x = x->dev, .norm = hip_values_of(norm), .n = dim};
     activate(h, &p, rows, kinds);
     products(h, list, n, rows);
 }
@@ -299,7 +294,7 @@ void hip_mlp(struct backend *b, struct buffer *h, struct weight *norm, struct we
         hip_device_fail(hip_dev(hip), "mlp: weight %s, but the model's shape has no dense MLP", gate->name);
         return;
     }
-    struct act_params in = {.x = h->dev, .norm = values_of(norm), .n = dim};
+    struct act_params in = {.x = h->dev, .norm = hip_values_of(norm), .n = dim};
     activate(hip, &in, rows, kind_bit(gate) | kind_bit(up));
     const struct product two[2] = {with_scratch(hip, gate, m->gate, false), with_scratch(hip, up, m->up, false)};
     products(hip, two, 2, rows);
@@ -340,12 +335,12 @@ void hip_head(struct backend *b, struct buffer *h, struct weight *norm, struct w
     if (n > 0 && (!hip_fits(hip, "head", w, dim, b->shape.n_vocab, 1) || !hip_has(hip, "head: logits", logits, (size_t)n, (size_t)b->shape.n_vocab)))
         return;
     if (hidden) {
-        struct act_params p = {.x = h->dev, .norm = values_of(norm), .normed = hidden->dev, .normed_stride = (uint32_t)dim, .n = dim};
+        struct act_params p = {.x = h->dev, .norm = hip_values_of(norm), .normed = hidden->dev, .normed_stride = (uint32_t)dim, .n = dim};
         activate(hip, &p, all, 0);
     }
     if (n == 0)
         return;
-    struct act_params p = {.x = hidden ? hidden->dev : h->dev, .norm = hidden ? NULL : values_of(norm), .n = dim};
+    struct act_params p = {.x = hidden ? hidden->dev : h->dev, .norm = hidden ? NULL : hip_values_of(norm), .n = dim};
     if (neighbours(rows, n)) { /* nothing to send in mid-step */
         p.x += (size_t)rows[0] * (size_t)dim;
     } else {
@@ -368,8 +363,9 @@ void hip_mtp_join(struct backend *b, struct buffer *embedding, struct buffer *hi
         !hip_has(hip, "mtp_join: h", h, all, width) || !hip_fits(hip, "mtp_join: eh_proj", eh_proj, 2 * (int64_t)dim, dim, 1) ||
         !hip_values(hip, "mtp_join: enorm", enorm, dim, 1) || !hip_values(hip, "mtp_join: hnorm", hnorm, dim, 1))
         return;
-    struct act_params first = {.x = embedding->dev, .norm = values_of(enorm), .normed = m->joined, .normed_stride = 2 * (uint32_t)dim, .n = dim};
-    struct act_params second = {.x = hidden->dev, .norm = values_of(hnorm), .normed = m->joined + dim, .normed_stride = 2 * (uint32_t)dim, .n = dim};
+    struct act_params first = {.x = embedding->dev, .norm = hip_values_of(enorm), .normed = m->joined, .normed_stride = 2 * (uint32_t)dim, .n = dim};
+    struct act_params second = {
+        .x = hidden->dev, .norm = hip_values_of(hnorm), .normed = m->joined + dim, .normed_stride = 2 * (uint32_t)dim, .n = dim};
     struct act_params both = {.x = m->joined, .n = 2 * dim};
     activate(hip, &first, rows, 0);
     activate(hip, &second, rows, 0);

@@ -147,8 +147,7 @@ static void activate(const struct moe_run *run, const float *h, const struct wei
 {
     const struct moe_weights *w = run->w;
     const struct weight *const all[] = {w->router, w->gate, w->up, w->shared_router, w->shared_gate, w->shared_up};
-    struct act_params p = {
-        .x = h, .norm = (const float *)(const void *)norm->gpu.data, .eps = run->h->base.shape.norm_eps, .n = run->h->base.shape.n_embd};
+    struct act_params p = {.x = h, .norm = hip_values_of(norm), .eps = run->h->base.shape.norm_eps, .n = run->h->base.shape.n_embd};
     for (size_t i = 0; i < (run->shared ? 6U : 3U); i++)
         hip_act_to(&p, hip_act_for(all[i]), run->m->x[hip_act_for(all[i])]);
     hip_act(run->h, &p, run->rows);

@@ -47,14 +47,6 @@ DEV int attn_wave_largest(int x)
     return attn_larger(x, shfl_xor_i<1>(x));
 }
 
-DEV float attn_vector_value(int type, const uint8_t *data, int c)
-{
-    if (type == GPU_F32)
-        return ((const float *)data)[c];
-    const uint16_t bits = ((const uint16_t *)data)[c];
-    return type == GPU_F16 ? h2f(u2h(bits)) : bf2f(bits);
-}
-
 /* Values c = lane, lane + 32, ... of a head. */
 enum { ATTN_LANE_VALUES = ATTN_MAX_DIM / 32 };
 
@@ -100,13 +92,12 @@ DEV void attn_turn_head(const struct attn_store_params &p, int row, int head, bo
         y[i] = c < p.head_dim ? x[c] : 0.0f;
         squares = gpu_fmaf(y[i], y[i], squares);
     }
-    const int norm_type = is_key ? p.k_norm.type : p.q_norm.type;
-    const uint8_t *norm = is_key ? p.k_norm.data : p.q_norm.data;
+    const float *norm = is_key ? p.k_norm : p.q_norm;
     const float scale = 1.0f / gpu_sqrtf(sum_of_wave(squares) / (float)p.head_dim + p.eps);
     for (int i = 0; 32 * i < p.head_dim; i++) {
         const int c = attn_opaque(32 * i + lane);
         if (c < p.head_dim) {
-            y[i] = y[i] * scale * attn_vector_value(norm_type, norm, c);
+            y[i] = y[i] * scale * norm[c];
             turned[c] = y[i];
         }
     }

@@ -655,7 +655,7 @@ template <int DIM, bool STEP> DEV void delta_span(const struct delta_rule_params
 {
     struct delta_place place = delta_place_here(p);
     for (int i = delta_tid(); i < delta_dim<DIM>(p); i += DELTA_THREADS)
-        shared.norm[i] = delta_value(&p.norm, p.norm.data, i);
+        shared.norm[i] = p.norm[i];
     DELTA_ROLLED for (int done = 0; done < delta_span_of(p).n; done += place.n)
     {
         const struct gpu_span span = delta_span_of(p);

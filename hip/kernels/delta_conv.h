@@ -27,9 +27,6 @@ enum {
 #define DELTA_ROLLED       _Pragma("nounroll")
 #endif
 
-/* Block types of vectors and filters, engine/blocks.h (hip_delta.c compares). */
-enum { DELTA_F32 = 0, DELTA_F16 = 1, DELTA_BF16 = 30 };
-
 /* ---- small things ---- */
 
 /* x, from here on as if it came from nowhere: conditions on it are worked out where they are used and do not fill the scalar registers of the whole
@@ -105,14 +102,6 @@ DEV void delta_store(float *base, int at, f32x4_t x)
     store_f32x4((char *)base + (uint32_t)at * 4U, x);
 }
 
-DEV float delta_value(const struct gpu_matrix *w, const uint8_t *row, int i)
-{
-    if (w->type == DELTA_F32)
-        return ((const float *)(const void *)row)[i];
-    const uint16_t bits = ((const uint16_t *)(const void *)row)[i];
-    return w->type == DELTA_F16 ? h2f(u2h(bits)) : bf2f(bits);
-}
-
 DEV float delta_silu(float x)
 {
     return x / (1.0f + gpu_expf(-x));
@@ -156,8 +145,8 @@ DEV float delta_softplus(float x)
 DEV f32x2_t conv_gates(const struct delta_conv_params &p, int row, int head)
 {
     const size_t at = (size_t)row * (size_t)p.v_heads + (size_t)head, to = (size_t)row * 2 * (size_t)p.v_heads + (size_t)head;
-    const float x = p.alpha_raw[at] + delta_value(&p.dt_bias, p.dt_bias.data, head);
-    const f32x2_t gates = {1.0f / (1.0f + gpu_expf(-p.beta_raw[at])), delta_value(&p.a, p.a.data, head) * delta_softplus(x)};
+    const float x = p.alpha_raw[at] + p.dt_bias[head];
+    const f32x2_t gates = {1.0f / (1.0f + gpu_expf(-p.beta_raw[at])), p.a[head] * delta_softplus(x)};
     p.gates[to] = gates[0];
     p.gates[to + (size_t)p.v_heads] = gates[1];
     return gates;
@@ -172,7 +161,7 @@ DEV uint64_t conv_source(const struct delta_conv_params &p, const struct gpu_spa
     return (uint64_t)(back < 0 ? ring : p.u) + (uint64_t)(back < 0 ? pos & (p.ring - 1) : span.row + back) * (uint64_t)p.channels * sizeof(float);
 }
 
-/* Steps 2 to 5 for rows first .. last-1 of the span and one head. FAST: four f32 taps, held in registers, and at most 128 channels. ROOM: the row is also
+/* Steps 2 to 5 for rows first .. last-1 of the span and one head. FAST: four taps, held in registers, and at most 128 channels. ROOM: the row is also
  * put there, one of its channels after the other, and stored only with `keep`. */
 template <bool FAST, bool ROOM>
 DEV void conv_rows(const struct delta_conv_params &p, const struct gpu_span &span, const float *ring, int head, int first, int last, float *room,
@@ -182,7 +171,7 @@ DEV void conv_rows(const struct delta_conv_params &p, const struct gpu_span &spa
     const int lane = (int)lane_id(), at = head * p.dim;
     f32x4_t taps[4];
     for (int c = 0; c < 4 && FAST; c++)
-        taps[c] = load_f32x4(p.conv.data + (size_t)(at + (4 * lane < p.dim ? 4 * lane : 0) + c) * p.conv.row_stride);
+        taps[c] = load_f32x4(p.conv + (size_t)(at + (4 * lane < p.dim ? 4 * lane : 0) + c) * (size_t)p.conv_stride);
     for (int t = first; t < last; t++) {
         f32x4_t y[PARTS];
         float squares = 0.0f;
@@ -199,7 +188,7 @@ DEV void conv_rows(const struct delta_conv_params &p, const struct gpu_span &spa
                     if constexpr (FAST)
                         tap = taps[c][j];
                     else
-                        tap = delta_value(&p.conv, p.conv.data + (size_t)(at + channel + c) * p.conv.row_stride, j);
+                        tap = p.conv[(size_t)(at + channel + c) * (size_t)p.conv_stride + (size_t)j];
                     sum[c] = gpu_fmaf(tap, x[c], sum[c]);
                 }
             }
@@ -230,7 +219,7 @@ DEV void conv_head(const struct delta_conv_params &p, const struct gpu_span &spa
 {
     const int at = head * p.dim;
     float *ring = GLOBAL(float, span.state + p.ring_at);
-    if (p.width == 4 && p.conv.type == DELTA_F32 && p.dim <= DELTA_COLUMNS)
+    if (p.width == 4 && p.dim <= DELTA_COLUMNS)
         conv_rows<true, ROOM>(p, span, ring, head, first, last, room, keep);
     else
         conv_rows<false, ROOM>(p, span, ring, head, first, last, room, keep);

@@ -102,10 +102,10 @@ struct attn_store_params {
     int32_t n_heads, n_kv_heads, head_dim, n_rot, q_stride, q8; /* near q, k and v, see attn_same */
     float eps;
     int32_t pad;
-    struct gpu_matrix q_norm, k_norm; /* [1][HD], F32, F16 or BF16 */
-    const uint64_t *rope;             /* addresses of [ATTN_ROPE_ROWS][n_rot] f32: cos of n_rot / 2 angles, then sin */
-    uint64_t k_offset, v_offset;      /* of KV head 0, from the page's address */
-    uint32_t head_bytes, row_bytes;   /* from one KV head to the next, from one token to the next */
+    const float *q_norm, *k_norm;   /* [HD] */
+    const uint64_t *rope;           /* addresses of [ATTN_ROPE_ROWS][n_rot] f32: cos of n_rot / 2 angles, then sin */
+    uint64_t k_offset, v_offset;    /* of KV head 0, from the page's address */
+    uint32_t head_bytes, row_bytes; /* from one KV head to the next, from one token to the next */
 };
 
 /* ---- matvec.h ---- */
@@ -180,10 +180,11 @@ enum { TILE_OUT = 128, TILE_ROWS = 64, FLOAT_OUT = 64, FLOAT_ROWS = 16 };
 struct delta_conv_params {
     struct gpu_step step;
     const float *u, *beta_raw, *alpha_raw;                /* [R][channels], [R][v_heads] twice */
-    struct gpu_matrix conv, dt_bias, a;                   /* [channels][width], [1][v_heads] twice; F32, F16 or BF16 */
+    const float *conv, *dt_bias, *a;                      /* [channels][conv_stride], `width` taps of each; [v_heads] twice */
     float *qkv, *gates;                                   /* [R][channels], [R][2][v_heads] */
     uint64_t ring_at;                                     /* from a slot's address to the layer's history [ring][channels] */
     int32_t ring, width, k_heads, v_heads, dim, channels; /* ring: a power of two; heads of `dim` channels */
+    int32_t conv_stride, pad;
     float eps, q_scale;
 };
 
@@ -191,7 +192,7 @@ struct delta_conv_params {
 struct delta_rule_params {
     struct gpu_step step;
     const float *qkv, *gates, *z;    /* [R][channels], [R][2][v_heads], [R][v_heads][dim] */
-    struct gpu_matrix norm;          /* [1][dim]; F32, F16 or BF16 */
+    const float *norm;               /* [dim] */
     float *out;                      /* [R][v_heads][dim] */
     uint64_t m_at, k_at, u_at, g_at; /* from a slot's address to the layer's arrays */
     int32_t k_heads, v_heads, dim;
