@@ -60,6 +60,17 @@ $(BUILD)/hip/libamdhip64-shim.so: $(SHIM_OBJ)
 	@mkdir -p $(@D)
 	$(CXX) $(SHIM_FLAGS) -shared -o $@ $^
 
+# The same under sanitizers, whatever the rest is built with: memory of the "device" then has guarded ends, and undefined behaviour stops the program.
+SANITIZED     = -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+SANITIZED_OBJ = $(SHIM_OBJ:$(BUILD)/obj/tests/hip/%=$(BUILD)/obj/tests/hip/sanitized/%)
+$(BUILD)/obj/tests/hip/sanitized/%.o: tests/hip/%.cpp
+	@mkdir -p $(@D)
+	$(CXX) $(SHIM_FLAGS) $(SANITIZED) -MMD -MP -c -o $@ $<
+
+$(BUILD)/hip/libamdhip64-sanitized.so: $(SANITIZED_OBJ)
+	@mkdir -p $(@D)
+	$(CXX) $(SHIM_FLAGS) $(SANITIZED) -shared -o $@ $^
+
 # A runtime without kernels that fails where it is told to, for the tests of the host side.
 $(BUILD)/hip/libamdhip64-faulty.so: tests/hip/faulty_runtime.c
 	@mkdir -p $(@D)
@@ -69,7 +80,7 @@ $(BUILD)/hip/libamdhip64-faulty.so: tests/hip/faulty_runtime.c
 
 HIP_TESTS  = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/hip/test_*.c))
 SHIM_TEST  = $(BUILD)/tests/hip/test_shim
-HIP_STANDINS = $(BUILD)/hip/libamdhip64-shim.so $(BUILD)/hip/libamdhip64-faulty.so
+HIP_STANDINS = $(BUILD)/hip/libamdhip64-shim.so $(BUILD)/hip/libamdhip64-faulty.so $(if $(SAN),,$(BUILD)/hip/libamdhip64-sanitized.so)
 -include tests/hip/emu/emu.mk # adds libamdhip64-emu.so
 
 $(BUILD)/tests/hip/%: tests/hip/%.c $(LIB)
@@ -87,7 +98,7 @@ test-hip: deps
 	@$(MAKE) --no-print-directory -j$(JOBS) all hip-tests $(BUILD)/hip/kernels.hipfb
 	BEDSIDE_HIP_TESTS=all tests/run.sh $(BUILD) tests/hip/
 
-DEPS += $(HIP_OBJECTS:=.d) $(SHIM_OBJ:.o=.d) $(HIP_TESTS:=.d) $(SHIM_TEST:=.d)
+DEPS += $(HIP_OBJECTS:=.d) $(SHIM_OBJ:.o=.d) $(SANITIZED_OBJ:.o=.d) $(HIP_TESTS:=.d) $(SHIM_TEST:=.d)
 
 FORCE:
 .PHONY: hip-tests test-hip FORCE

@@ -1,5 +1,7 @@
 /* tests/hip/hip_groups.h: one list of tests, run on every device that computes: the kernels compiled for the CPU (the shim), and, where the emulator is
- * built and there is code for it, the machine code of three GPU generations. A program's main returns HIP_RUN. */
+ * built and there is code for it, the machine code of three GPU generations. A program's main returns HIP_RUN.
+ *
+ * HIP_TEST_ONLY=sanitized: nothing but the shim that was built under sanitizers (tests/hip/test_sanitized.sh). */
 #ifndef BEDSIDE_TESTS_HIP_GROUPS_H
 #define BEDSIDE_TESTS_HIP_GROUPS_H
 
@@ -12,7 +14,7 @@ enum { HIP_GPUS = sizeof hip_gpus / sizeof *hip_gpus };
 
 /* The group that runs. */
 static struct {
-    const char *library; /* "shim", "emu", "faulty" */
+    const char *library; /* "shim", "sanitized", "emu", "faulty" */
     bool on_shim;
     struct hip_device *dev;
 } hip_group;
@@ -50,15 +52,17 @@ static inline int hip_group_teardown(void **state)
 static inline int hip_run_on(const char *library, const char *group, const struct CMUnitTest *tests, size_t n_tests)
 {
     hip_group.library = library;
-    hip_group.on_shim = strcmp(library, "shim") == 0;
+    hip_group.on_shim = strcmp(library, "shim") == 0 || strcmp(library, "sanitized") == 0;
     return _cmocka_run_group_tests(group, tests, n_tests, hip_group_setup, hip_group_teardown);
 }
 
 static inline int hip_run(const char *what, const struct CMUnitTest *tests, size_t n_tests, int n_gpus)
 {
     char group[96];
-    snprintf(group, sizeof group, "%s on the shim", what);
-    int failed = hip_run_on("shim", group, tests, n_tests);
+    const char *only = getenv("HIP_TEST_ONLY");
+    snprintf(group, sizeof group, "%s on the %s", what, only ? only : "shim");
+    int failed = hip_run_on(only ? only : "shim", group, tests, n_tests);
+    n_gpus = only ? 0 : n_gpus;
     for (int i = 0; i < n_gpus; i++) {
         snprintf(group, sizeof group, "%s on %s", what, hip_gpus[i]);
         if (!hip_can_emulate(hip_gpus[i])) {
