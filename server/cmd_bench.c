@@ -166,7 +166,7 @@ int cmd_bench(int argc, char **argv)
     if (n_words) {
         fprintf(stderr, "bedside: bench takes no words besides its options; the model is --model FILE\n");
     } else if (!c.model[0]) {
-        fprintf(stderr, "bedside: which model? --model FILE, BEDSIDE_MODEL, or a line \"model = FILE\" in the file that --config names\n");
+        fprintf(stderr, "bedside: %s\n", setup_which_model);
     } else if (bench_parse_clients(c.clients, counts, &n_counts, &err)) {
         fprintf(stderr, "bedside: %s\n", err.text);
     } else {

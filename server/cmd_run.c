@@ -269,7 +269,7 @@ int cmd_run(int argc, char **argv)
     status = 2;
     struct buf text = BUF_INIT;
     if (!c.model[0]) {
-        fprintf(stderr, "bedside: which model? --model FILE, BEDSIDE_MODEL, or a line \"model = FILE\" in the file that --config names\n");
+        fprintf(stderr, "bedside: %s\n", setup_which_model);
     } else if (read_prompt(&text, &c, words, n_words, &err)) {
         fprintf(stderr, "bedside: %s\n", err.text);
     } else {

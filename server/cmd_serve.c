@@ -292,7 +292,7 @@ int cmd_serve(int argc, char **argv)
     if (n_words) {
         fprintf(stderr, "bedside: serve takes no words besides its options; to serve a file: --model FILE\n");
     } else if (!c.model[0]) {
-        fprintf(stderr, "bedside: which model? --model FILE, BEDSIDE_MODEL, or a line \"model = FILE\" in the file that --config names\n");
+        fprintf(stderr, "bedside: %s\n", setup_which_model);
     } else {
         printf("bedside %s\n", BEDSIDE_VERSION);
         fflush(stdout);

@@ -8,6 +8,8 @@
 #include "engine/memory.h"
 #include "server/show.h"
 
+const char setup_which_model[] = "which model? --model FILE, BEDSIDE_MODEL, or a line \"model = FILE\" in the file that --config names";
+
 static enum log_level log_level_of(const struct config *c)
 {
     static const char *const names[] = {[LOG_ERROR] = "error", [LOG_WARN] = "warn", [LOG_INFO] = "info", [LOG_DEBUG] = "debug"};

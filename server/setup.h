@@ -11,6 +11,9 @@
  * 0 when --help was printed, 2 when what is wrong was: an option of another subcommand too. */
 int setup_config(struct config *c, const char *command, int argc, char **argv, const char **words, int max, int *n_words);
 
+/* What a subcommand says that was given no model. */
+extern const char setup_which_model[];
+
 /* Room for max_sequences, and steps of a full prompt chunk beside one row for each. */
 struct engine_options setup_engine_options(const struct config *c, int max_sequences);
 

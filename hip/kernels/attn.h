@@ -237,9 +237,9 @@ template <class K> DEV void attn_gather(const struct attn_mix_params &p, const s
                 ATTN_UNROLL for (int k = 0; k < 4; k++) x[j + k] = four[k];
             }
         }
-        ATTN_UNROLL for (int j = 0; j < MINE; j++) top = attn_larger(top, as_int(x[j]) & 0x7fffffff);
-        int exponent = attn_wave_largest(top) >> 23; /* 127: the largest lies in [1, 2) */
-        exponent = attn_larger(exponent, ATTN_TOP_EXPONENT + 1);
+        ATTN_UNROLL for (int j = 0; j < MINE; j++) top = larger_i(top, as_int(x[j]) & 0x7fffffff);
+        int exponent = largest_of_wave_i(top) >> 23; /* 127: the largest lies in [1, 2) */
+        exponent = larger_i(exponent, ATTN_TOP_EXPONENT + 1);
         const float scale = as_float((254 + ATTN_TOP_EXPONENT - exponent) << 23);
         attn_operand high, low;
         ATTN_UNROLL for (int j = 0; j < MINE; j++) attn_halve(x[j] * scale, &high.one[j], &low.one[j]);

@@ -33,20 +33,6 @@ DEV int attn_opaque(int v)
     return v;
 }
 
-DEV int attn_larger(int a, int b)
-{
-    return a > b ? a : b;
-}
-
-DEV int attn_wave_largest(int x)
-{
-    x = attn_larger(x, shfl_xor_i<16>(x));
-    x = attn_larger(x, shfl_xor_i<8>(x));
-    x = attn_larger(x, shfl_xor_i<4>(x));
-    x = attn_larger(x, shfl_xor_i<2>(x));
-    return attn_larger(x, shfl_xor_i<1>(x));
-}
-
 /* Values c = lane, lane + 32, ... of a head. */
 enum { ATTN_LANE_VALUES = ATTN_MAX_DIM / 32 };
 
@@ -61,7 +47,7 @@ DEV void attn_append(const struct attn_store_params &p, const float *y, uint8_t 
                 ((uint16_t *)to)[c] = h2u(f2h(y[i]));
             continue;
         }
-        const float largest = as_float(attn_wave_largest(as_int(y[i]) & 0x7fffffff));
+        const float largest = as_float(largest_of_wave_i(as_int(y[i]) & 0x7fffffff));
         const half scale = f2h(largest / 127.0f);
         const float d = h2f(scale);
         const bool finite = (h2u(scale) & 0x7c00) != 0x7c00;

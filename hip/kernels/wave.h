@@ -22,4 +22,18 @@ DEV float largest_of_wave(float v)
     return gpu_fmaxf(v, shfl_xor_f<1>(v));
 }
 
+DEV int larger_i(int a, int b)
+{
+    return a > b ? a : b;
+}
+
+DEV int largest_of_wave_i(int v)
+{
+    v = larger_i(v, shfl_xor_i<16>(v));
+    v = larger_i(v, shfl_xor_i<8>(v));
+    v = larger_i(v, shfl_xor_i<4>(v));
+    v = larger_i(v, shfl_xor_i<2>(v));
+    return larger_i(v, shfl_xor_i<1>(v));
+}
+
 #endif
